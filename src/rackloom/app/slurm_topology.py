@@ -35,6 +35,7 @@ from rackloom.claim.cluster.slurm_controller import (
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.manifests.documents import read_documents
+from rackloom.core.cluster.projection import drop_bulk
 from rackloom.core.place.slurm_topology import (
     SlurmTopology,
     entering_nodes,
@@ -242,7 +243,12 @@ async def _follow_cluster(options: SlurmOptions, topology_file: TopologyFile | N
 
 def read_site_files(paths: tuple[Path, ...], rule: SlurmRule) -> SlurmTopology:
     """The topology of the nodes in the files. Raises Refused for no block, or an unreadable file."""
-    nodes = [doc.value for path in paths for doc in read_documents(path) if doc.value.get("kind") == "Node"]
+    nodes = [
+        doc.value
+        for path in paths
+        for doc in read_documents(path, drop_bulk)
+        if doc.value.get("kind") == "Node"
+    ]
     found = rule.topology_of(nodes)
     if not found.blocks:
         raise Refused(

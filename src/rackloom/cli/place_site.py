@@ -20,6 +20,7 @@ from rackloom.cli.place_options import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.cluster.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
 from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
+from rackloom.core.cluster.projection import drop_bulk
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import PREEMPT_NEVER, allocator_node
 from rackloom.core.cluster.state import ClusterState, owners_of_claims
@@ -68,12 +69,12 @@ def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterO
     `templates`: read those too, because a job names some that its file lacks. Raises Refused for a file, or a
     cluster, that cannot be read.
     """
-    documents = [document for path in source.site or () for document in read_documents(path)]
+    documents = [document for path in source.site or () for document in read_documents(path, drop_bulk)]
     if not source.is_live:
         return ClusterObjects(tuple(documents))
     from rackloom.claim.manifests.cluster import objects_from_cluster, taint_rules_from_cluster
 
-    documents += objects_from_cluster(_CLUSTER_KINDS, source.kubeconfig, source.context)
+    documents += objects_from_cluster(_CLUSTER_KINDS, source.kubeconfig, source.context, drop_bulk)
     documents += taint_rules_from_cluster(source.kubeconfig, source.context)
     classes = _optional_objects("priorityclasses.scheduling.k8s.io", "PriorityClass", source)
     documents += classes or ()

@@ -35,7 +35,7 @@ from rackloom.core.cluster.objects import (
     name_of,
 )
 from rackloom.core.cluster.pods import is_bound_pod, pod_owner
-from rackloom.core.cluster.projection import project_object
+from rackloom.core.cluster.projection import drop_bulk, project_object
 from rackloom.core.cluster.reader import ClusterReader, read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
 from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, placement_site
@@ -287,6 +287,26 @@ def test_a_cluster_is_followed_object_by_object() -> None:
         known += sum(hold.priority != HIGHEST_PRIORITY for hold in found.holds)
         assert Counter(found.unreadable) == Counter(anew.unreadable), seed
     assert known > 25, "claims whose pods are known"
+
+
+def test_a_cluster_without_its_bulk_has_the_same_facts() -> None:
+    """`rackloom place` drops what no plan reads while it decodes a dump."""
+    bulk = {"env": [{"name": "E", "value": "v"}], "image": "i", "volumeMounts": [{"name": "v"}]}
+    for seed in range(60):
+        cluster = random_cluster(seed, Odds(broken=0.1))
+        site = placement_site(state_of(cluster), counted=True, tolerations=())
+        for kind, objects in (("Pod", cluster.pods), ("Node", cluster.nodes)):
+            for obj in objects:
+                spec = obj.get("spec")
+                containers = spec.get("containers") if isinstance(spec, dict) else None
+                for container in containers if isinstance(containers, list) else ():
+                    if isinstance(container, dict):
+                        container.update(bulk)
+                drop_bulk(obj | {"kind": kind})
+                assert '"image"' not in json.dumps(obj)
+        lighter = state_of(cluster)
+        assert placement_site(lighter, counted=True, tolerations=()) == site
+        assert {unreadable.title for unreadable in lighter.unreadable} == cluster.unreadable
 
 
 def test_a_change_costs_the_object_that_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ Lists (`kind: List`, PodList) are unfolded into their objects. A directory is re
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from json import JSONDecoder
 from pathlib import Path
@@ -57,15 +57,19 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.source.file}:{self.source.line(self.number, (*self.at, *path))}"
 
 
-def read_documents(path: Path) -> list[Document]:
+Projection = Callable[[dict[str, Any]], dict[str, Any]]
+"""Returns the part of an object that its reader needs. It may change the object."""
+
+
+def read_documents(path: Path, project: Projection | None = None) -> list[Document]:
     """The objects of a file, or of the manifests right in a directory, as `kubectl -f` takes them.
 
     The items of `kind: List`, and of a PodList and its like, come one by one. Refused with file and line.
     """
     if path.is_dir():
-        return [document for file in _manifests_in(path) for document in read_documents(file)]
+        return [document for file in _manifests_in(path) for document in read_documents(file, project)]
     try:
-        return parse_documents(path.read_bytes(), str(path))
+        return parse_documents(path.read_bytes(), str(path), project)
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(
             f"{path} cannot be read: {file_error_text(error)}", nearest_fix="name a YAML or JSON file"
@@ -86,17 +90,42 @@ def _manifests_in(folder: Path) -> list[Path]:
     return found
 
 
-def parse_documents(content: bytes | str, file: str) -> list[Document]:
+class _JsonList(msgspec.Struct, rename="camel"):
+    kind: str
+    items: list[msgspec.Raw]
+    api_version: Any = None
+
+
+def _projected_items(listed: _JsonList, source: Source, project: Projection) -> Iterator[Document]:
+    if not _is_list({"kind": listed.kind, "items": ()}):
+        raise Undecodable(source.file, "it is no List")
+    each = _item_defaults({"kind": listed.kind, "apiVersion": listed.api_version})
+    for number, raw in enumerate(listed.items):
+        item = decode_json(raw, source.file, max_bytes=len(source.content))
+        value = project(each | item) if isinstance(item, dict) else item
+        yield from _list_items(Document(value=value, source=source, number=0, at=("items", number)))
+
+
+def parse_documents(content: bytes | str, file: str, project: Projection | None = None) -> list[Document]:
     """The objects of a content, called `file` in messages. Refused with file and line.
 
-    Raises UnicodeDecodeError if it is no text in UTF-8.
+    With `project`, the items of a List in JSON are decoded one by one, so that the dropped parts of an item
+    are gone before the next one comes. Raises UnicodeDecodeError if it is no text in UTF-8.
     """
     content = content.encode() if isinstance(content, str) else content
     if content.lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith((b"{", b"[")):
         # YAML reads more than JSON, and names the line of an error.
+        source = Source(file, content, is_json=True)
+        bare = content.removeprefix(codecs.BOM_UTF8)
+        if project is not None:
+            with suppress(Undecodable):
+                return list(
+                    _projected_items(
+                        decode_json(bare, file, _JsonList, max_bytes=len(content)), source, project
+                    )
+                )
         with suppress(Undecodable):
-            value = decode_json(content.removeprefix(codecs.BOM_UTF8), file, max_bytes=len(content))
-            source = Source(file, content, is_json=True)
+            value = decode_json(bare, file, max_bytes=len(content))
             return list(_list_items(Document(value=value, source=source, number=0)))
     source, text = Source(file, content, is_json=False), content.decode()
     try:

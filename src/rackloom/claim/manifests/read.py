@@ -6,7 +6,7 @@ claim that is planned without its misspelt selector is a plan for something else
 1. `as_v1` converts older versions and sets the server's defaults. v1beta1 has flat requests and wraps a
    device's fields in `basic`; v1beta2 and v1 are the same.
 2. `decode_object` converts an object into its struct and names the field that does not fit. Kinds that
-   play no part in allocation are skipped and reported.
+   play no part in allocation are skipped.
 3. `check_claim_rules` checks what the API server checks beyond types: unique request names, no negative
    counts, constraints that name existing requests, and derived attributes that a constraint compares and
    that do not cost too much.
@@ -196,8 +196,6 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[ResourceSlice, ...] = ()
     """With the taints of the DeviceTaintRules among the objects."""
     nodes: tuple[Node, ...] = ()
-    skipped: tuple[str, ...] = ()
-    """`file:line: kind` of objects that play no part in allocation (pods, services)."""
 
 
 def read_manifests(paths: Iterable[Path]) -> Manifests:
@@ -207,25 +205,21 @@ def read_manifests(paths: Iterable[Path]) -> Manifests:
 
 def manifests_of(documents: Iterable[Document]) -> Manifests:
     """All objects of the documents. Refused with `file:line` and the path of the field."""
-    found: dict[type[Any] | None, list[Any]] = {}
+    found: dict[type[Any], list[Any]] = {}
     parts = SharedParts()
     for document in documents:
         value = decode_object(document)
-        if value is None:
-            kind = document.value.get("kind", "no kind")
-            found.setdefault(None, []).append(f"{document.where()}: {kind}")
-        elif isinstance(value, ResourceClaimTemplate):
+        if isinstance(value, ResourceClaimTemplate):
             found.setdefault(ResourceClaim, []).append(claim_from_template(value))
         elif isinstance(value, ResourceSlice):
             found.setdefault(ResourceSlice, []).append(parts.of(value))
-        else:
+        elif value is not None:
             found.setdefault(type(value), []).append(value)
     return Manifests(
         claims=tuple(found.get(ResourceClaim, ())),
         classes=tuple(found.get(DeviceClass, ())),
         slices=with_taint_rules(found.get(ResourceSlice, ()), found.get(DeviceTaintRule, ())),
         nodes=tuple(found.get(Node, ())),
-        skipped=tuple(found.get(None, ())),
     )
 
 
