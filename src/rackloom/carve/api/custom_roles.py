@@ -64,12 +64,12 @@ class AccessRole(wire.Answer):
 # Routes.
 
 
-router = routing.operations("/role")
+router = routing.Operations("/role")
 
 RoleName = Annotated[str, Path(alias="roleName", pattern=r"^[a-z][a-z0-9-]{1,62}$")]
 
 
-@router.get("", operation_id="get-all-role", response_model=list[AccessRole])
+@router.get("", "get-all-role", list[AccessRole])
 async def list_all(deps: Deps, caller: Reader, directory: KnownDirectory) -> Response:
     """The roles on the sides on which the caller acts: built-in ones, then those of the organisation."""
     sides = frozenset(access.side_of(role) for role in caller.roles)
@@ -78,7 +78,7 @@ async def list_all(deps: Deps, caller: Reader, directory: KnownDirectory) -> Res
     return routing.json_response([*built_in, *(_shape(row) for row in rows if row.side in sides)])
 
 
-@router.post("", operation_id="create-role", response_model=AccessRole, status_code=201)
+@router.create("", "create-role", AccessRole)
 async def create(
     deps: Deps, caller: Administrator, body: RoleCreate, directory: KnownDirectory, own: OwnPermissions
 ) -> Response:
@@ -98,7 +98,7 @@ async def create(
     return routing.created_response(made)
 
 
-@router.patch("/{roleName}", operation_id="update-role", response_model=AccessRole)
+@router.patch("/{roleName}", "update-role", AccessRole)
 async def update(
     deps: Deps,
     caller: Administrator,
@@ -127,7 +127,7 @@ async def update(
     return routing.json_response(changed)
 
 
-@router.delete("/{roleName}", operation_id="delete-role", response_model=wire.Message, status_code=202)
+@router.delete("/{roleName}", "delete-role")
 async def delete(
     deps: Deps, caller: Administrator, name: RoleName, directory: KnownDirectory, own: OwnPermissions
 ) -> Response:

@@ -36,7 +36,7 @@ from rackloom.carve.store.journal import EventNote, TenantEvent
 from rackloom.carve.tenancy import entitlements, outdated
 from rackloom.errors import Retry, Unknown
 
-router = routing.operations()
+router = routing.Operations()
 
 POLL_SECONDS = 0.5
 """How often a stream reads the outbox."""
@@ -82,7 +82,8 @@ async def _admitted(request: Request, caller: TenantAdmin) -> AsyncIterator[None
 
 @router.get(
     "/event",
-    operation_id="stream-event",
+    "stream-event",
+    None,
     response_class=EventSourceResponse,
     responses={200: {"description": "Server-sent events", "content": {"text/event-stream": {}}}},
     dependencies=[Depends(_admitted)],

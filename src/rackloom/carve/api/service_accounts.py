@@ -82,23 +82,19 @@ class ProgramAccount(wire.Timed):
 # Routes.
 
 
-router = routing.operations("/service-account")
+router = routing.Operations("/service-account")
 
 AccountId = Annotated[UUID, Path(alias="serviceAccountId")]
 KeyId = Annotated[UUID, Path(alias="serviceAccountKeyId")]
 
 
-@router.get("", operation_id="get-all-service-account", response_model=list[ProgramAccount])
-async def list_all(deps: Deps, caller: Administrator) -> Response:
+@router.get("", "get-all-service-account", list[ProgramAccount])
+def list_all(conn: sa.Connection, caller: Administrator) -> list[Json]:
     """The service accounts of the organisation, by name."""
-
-    def read(conn: sa.Connection) -> list[Json]:
-        return [_shape(conn, row) for row in identities.accounts_of_org(conn, caller.org)]
-
-    return routing.json_response(await deps.store.read(read))
+    return [_shape(conn, row) for row in identities.accounts_of_org(conn, caller.org)]
 
 
-@router.post("", operation_id="create-service-account", response_model=ProgramAccount, status_code=201)
+@router.create("", "create-service-account", ProgramAccount)
 async def create(
     deps: Deps,
     caller: Administrator,
@@ -130,19 +126,13 @@ async def create(
     return routing.created_response(made)
 
 
-@router.get("/{serviceAccountId}", operation_id="get-service-account", response_model=ProgramAccount)
-async def get(deps: Deps, caller: Administrator, account_id: AccountId) -> Response:
+@router.get("/{serviceAccountId}", "get-service-account", ProgramAccount)
+def get(conn: sa.Connection, caller: Administrator, account_id: AccountId) -> Json:
     """One service account."""
-
-    def read(conn: sa.Connection) -> Json:
-        return _shape(conn, identities.get_account(conn, caller.org, str(account_id)))
-
-    return routing.json_response(await deps.store.read(read))
+    return _shape(conn, identities.get_account(conn, caller.org, str(account_id)))
 
 
-@router.delete(
-    "/{serviceAccountId}", operation_id="delete-service-account", response_model=wire.Message, status_code=202
-)
+@router.delete("/{serviceAccountId}", "delete-service-account")
 async def delete(
     deps: Deps, caller: Administrator, account_id: AccountId, directory: KnownDirectory, own: OwnPermissions
 ) -> Response:
@@ -158,12 +148,7 @@ async def delete(
     return routing.deletion_response()
 
 
-@router.post(
-    "/{serviceAccountId}/key",
-    operation_id="create-service-account-key",
-    response_model=NewServiceAccountKey,
-    status_code=201,
-)
+@router.create("/{serviceAccountId}/key", "create-service-account-key", NewServiceAccountKey)
 async def create_key(
     deps: Deps, caller: Administrator, account_id: AccountId, directory: KnownDirectory, own: OwnPermissions
 ) -> Response:
@@ -182,12 +167,7 @@ async def create_key(
     return routing.created_response(made)
 
 
-@router.delete(
-    "/{serviceAccountId}/key/{serviceAccountKeyId}",
-    operation_id="delete-service-account-key",
-    response_model=wire.Message,
-    status_code=202,
-)
+@router.delete("/{serviceAccountId}/key/{serviceAccountKeyId}", "delete-service-account-key")
 async def revoke_key(
     deps: Deps,
     caller: Administrator,
