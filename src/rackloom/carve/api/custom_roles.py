@@ -79,23 +79,20 @@ async def list_all(deps: Deps, caller: Reader, directory: KnownDirectory) -> Res
 
 
 @router.create("", "create-role", AccessRole)
-async def create(
-    deps: Deps, caller: Administrator, body: RoleCreate, directory: KnownDirectory, own: OwnPermissions
-) -> Response:
+def create(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: Administrator,
+    body: RoleCreate,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> Json:
     """A custom role, with permissions that the caller has."""
-    wanted = _wanted(body.side, body.permissions, directory.built_in)
-    require_own(own, wanted)
-
-    def create(conn: sa.Connection) -> Json:
-        role = CustomRole(body.side, frozenset(body.permissions))
-        row = identities.create_role(
-            conn, caller.org, body.name, role, body.description, deps.clock(), deps.ids
-        )
-        return _shape(row)
-
-    made = await deps.store.run(create)
-    directory.forget()
-    return routing.created_response(made)
+    require_own(own, _wanted(body.side, body.permissions, directory.built_in))
+    role = CustomRole(body.side, frozenset(body.permissions))
+    return _shape(
+        identities.create_role(conn, caller.org, body.name, role, body.description, deps.clock(), deps.ids)
+    )
 
 
 @router.patch("/{roleName}", "update-role", AccessRole)
@@ -128,19 +125,18 @@ async def update(
 
 
 @router.delete("/{roleName}", "delete-role")
-async def delete(
-    deps: Deps, caller: Administrator, name: RoleName, directory: KnownDirectory, own: OwnPermissions
-) -> Response:
+def delete(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: Administrator,
+    name: RoleName,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> None:
     """Delete a custom role that no service account has. In tokens its name means nothing then."""
-
-    def delete(conn: sa.Connection) -> None:
-        row = identities.get_role(conn, caller.org, name)
-        require_own(own, permissions_of_row(row, directory.built_in))
-        identities.delete_role(conn, row, deps.ids)
-
-    await deps.store.run(delete)
-    directory.forget()
-    return routing.deletion_response()
+    row = identities.get_role(conn, caller.org, name)
+    require_own(own, permissions_of_row(row, directory.built_in))
+    identities.delete_role(conn, row, deps.ids)
 
 
 def permissions_of_row(row: Row, built_in: BuiltIn) -> frozenset[Permission]:

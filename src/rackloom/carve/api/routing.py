@@ -87,8 +87,9 @@ class Operations:
 
     A plain function does its operation in one transaction: a read for GET, a write for all other methods. It
     takes the connection as `conn`, the parameters of the request, and `deps` if it needs them. It returns the
-    value of the response. A function that changes the intent of domains returns `Changed`. A coroutine
-    function runs its transactions and makes its response itself.
+    value of the response. A function that changes the intent of domains returns `Changed`. One that takes the
+    `directory` and writes changes roles or keys. A coroutine function runs its transactions and makes its
+    response itself.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -154,6 +155,9 @@ def _in_transaction(
             value = await deps.store.read(bound)
         else:
             value = await (deps.change(bound) if changes_domains else deps.store.run(bound))
+            if "directory" in values:
+                # The roles and keys that this process knows are from before the change.
+                values["directory"].forget()
         return respond(value, values["query"]) if respond is _listed_response else respond(value)
 
     # The framework runs dependencies in this order: the audit log begins before the caller is refused.
