@@ -18,6 +18,7 @@ from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, site, tenant
 from rackloom.carve.tenancy import entitlements
+from rackloom.carve.tenancy.entitlements import NewAllocation
 
 # Request models.
 
@@ -165,20 +166,13 @@ def list_allocations(conn: sa.Connection, caller: Reader, query: Params[Allocati
 @router.create("/allocation", "create-allocation", Allocation)
 def create_allocation(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: AllocationCreate) -> Json:
     """Let a tenant use machines of a site."""
-    new = entitlements.create_allocation(
-        conn,
-        entitlements.provider_id_of(conn, caller.org),
-        name=body.name,
-        description=body.description,
-        tenant_id=str(body.tenant_id),
-        site_id=str(body.site_id),
-        types={
-            str(constraint.resource_type_id): constraint.constraint_value
-            for constraint in body.allocation_constraints
-        },
-        now=deps.clock(),
-        ids=deps.ids,
-    )
+    types = {
+        str(constraint.resource_type_id): constraint.constraint_value
+        for constraint in body.allocation_constraints
+    }
+    wanted = NewAllocation(str(body.tenant_id), str(body.site_id), body.name, body.description, types)
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    new = entitlements.create_allocation(conn, provider_id, wanted, deps.clock(), deps.ids)
     return get_allocation(conn, caller, UUID(new), ANYBODYS)
 
 

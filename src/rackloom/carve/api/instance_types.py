@@ -29,6 +29,7 @@ from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, machine, site
 from rackloom.carve.tenancy import catalog, entitlements
+from rackloom.carve.tenancy.catalog import NewInstanceType
 
 # Query parameters.
 
@@ -241,17 +242,10 @@ def list_types(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[In
 @router.create("/instance/type", "create-instance-type", InstanceType)
 def create_type(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: InstanceTypeCreate) -> Json:
     """A new instance type."""
-    new = catalog.create_instance_type(
-        conn,
-        entitlements.provider_id_of(conn, caller.org),
-        site_id=str(body.site_id),
-        name=body.name,
-        description=body.description,
-        labels=body.labels,
-        capabilities=_stored_capabilities(body.machine_capabilities),
-        now=deps.clock(),
-        ids=deps.ids,
-    )
+    capabilities = _stored_capabilities(body.machine_capabilities)
+    wanted = NewInstanceType(str(body.site_id), body.name, body.description, body.labels, capabilities)
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    new = catalog.create_instance_type(conn, provider_id, wanted, deps.clock(), deps.ids)
     return get_type(conn, deps, caller, UUID(new), NOTHING_MORE)
 
 

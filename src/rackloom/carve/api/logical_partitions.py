@@ -22,6 +22,7 @@ from rackloom.carve.store.schema import nvlink_interface, vpc
 from rackloom.carve.store.values import Changed, RefusalKind, Rejected, Status, invalid
 from rackloom.carve.tenancy import catalog, entitlements, instances, logical_partitions, outdated
 from rackloom.carve.tenancy.instances import InterfaceRow
+from rackloom.carve.tenancy.logical_partitions import NewLogicalPartition
 from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 # Request models.
@@ -127,12 +128,11 @@ async def create(
     deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate, dry_run: DryRun = False
 ) -> Response:
     """A new logical partition."""
+    wanted = NewLogicalPartition(str(body.site_id), body.name, body.description)
 
     def check(conn: sa.Connection) -> None:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        logical_partitions.check_new_logical_partition(
-            conn, tenant_id, str(body.site_id), body.name, deps.clock()
-        )
+        logical_partitions.check_new_logical_partition(conn, tenant_id, wanted, deps.clock())
 
     if dry_run:
         await deps.store.read(check)
@@ -140,15 +140,7 @@ async def create(
 
     def create(conn: sa.Connection) -> Json:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        new = logical_partitions.create_logical_partition(
-            conn,
-            tenant_id,
-            site_id=str(body.site_id),
-            name=body.name,
-            description=body.description,
-            now=deps.clock(),
-            ids=deps.ids,
-        )
+        new = logical_partitions.create_logical_partition(conn, tenant_id, wanted, deps.clock(), deps.ids)
         return _shown(conn, tenant_id, new)
 
     return routing.created_response(await deps.store.run(create))

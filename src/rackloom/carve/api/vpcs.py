@@ -23,6 +23,7 @@ from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
+from rackloom.carve.tenancy.logical_partitions import NewVpc
 
 # Request models.
 
@@ -149,35 +150,26 @@ def list_all(conn: sa.Connection, caller: TenantAdmin, query: Params[VpcQuery]) 
 async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate, dry_run: DryRun = False) -> Response:
     """A new VPC."""
     partition = body.nvlink_logical_partition_id
+    wanted = NewVpc(
+        site_id=str(body.site_id),
+        name=body.name,
+        description=body.description,
+        logical_partition_id=None if partition is None else str(partition),
+        extra=body.kept,
+        id=None if body.id is None else str(body.id),
+    )
 
     def check(conn: sa.Connection) -> None:
-        logical_partitions.check_new_vpc(
-            conn,
-            entitlements.tenant_id_of(conn, caller.org),
-            site_id=str(body.site_id),
-            name=body.name,
-            logical_partition_id=None if partition is None else str(partition),
-            wanted_id=None if body.id is None else str(body.id),
-            now=deps.clock(),
-        )
+        tenant_id = entitlements.tenant_id_of(conn, caller.org)
+        logical_partitions.check_new_vpc(conn, tenant_id, wanted, deps.clock())
 
     if dry_run:
         await deps.store.read(check)
         return routing.json_response(wire.shape(VpcPlan, body, dry_run=True))
 
     def create(conn: sa.Connection) -> Json:
-        new = logical_partitions.create_vpc(
-            conn,
-            entitlements.tenant_id_of(conn, caller.org),
-            site_id=str(body.site_id),
-            name=body.name,
-            description=body.description,
-            logical_partition_id=None if partition is None else str(partition),
-            extra=body.kept,
-            wanted_id=None if body.id is None else str(body.id),
-            now=deps.clock(),
-            ids=deps.ids,
-        )
+        tenant_id = entitlements.tenant_id_of(conn, caller.org)
+        new = logical_partitions.create_vpc(conn, tenant_id, wanted, deps.clock(), deps.ids)
         return get(conn, caller, UUID(new), routing.NO_QUERY)
 
     return routing.created_response(await deps.store.run(create))
