@@ -165,7 +165,8 @@ def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: f
         (row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots
     }
     previous_domains = {row.domain for row in machines.values() if row.domain != observation.domain}
-    recorded = _recorded_gpus(conn, [row.id for row in machines.values()])
+    rows = conn.execute(_RECORDED_GPUS, {"machines": [row.id for row in machines.values()]})
+    recorded = {(machine_id, module_id): (guid, health) for machine_id, module_id, guid, health in rows}
     listed = {
         (machines[gpu.chassis_serial, gpu.slot].id, gpu.module_id): gpu
         for gpu in observation.gpus
@@ -199,11 +200,6 @@ def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: f
     return journal.increment_revisions(
         conn, {observation.domain, *previous_domains} if previous_domains or rewired else ()
     )
-
-
-def _recorded_gpus(conn: sa.Connection, machine_ids: list[str]) -> dict[GpuModule, tuple[str | None, int]]:
-    rows = conn.execute(_RECORDED_GPUS, {"machines": machine_ids})
-    return {(machine_id, module_id): (guid, health) for machine_id, module_id, guid, health in rows}
 
 
 def _move_to_domain(

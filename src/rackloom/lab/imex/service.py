@@ -407,7 +407,7 @@ def main() -> int:
         log("INFO", "IMEX version 0.0.0-stand-in is running with the following configuration options:")
         for name, value in settings.options.items():
             log("INFO", f"{name} = {value}")
-        asyncio.run(_serve_until_signal(settings, log))
+        asyncio.run(ImexService(settings, log).run())
     except ImexRefusal as refusal:
         for line in refusal.args:
             log("ERROR", line)
@@ -416,10 +416,6 @@ def main() -> int:
         log("ERROR", str(error))
         return EXIT_REFUSED
     return 0
-
-
-async def _serve_until_signal(settings: ImexOptions, log: LogLine) -> None:
-    await ImexService(settings, log).run()
 
 
 if __name__ == "__main__":
