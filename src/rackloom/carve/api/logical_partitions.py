@@ -223,17 +223,13 @@ def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes, valid_fro
     ]
     routing.add_relations(conn, shapes, query.relations("Site", "Tenant"))
     if query.include_vpcs:
-        _add_vpcs(conn, shapes)
+        by_id = {shape["id"]: shape for shape in shapes}
+        referring = sa.select(vpc).where(vpc.c.logical_partition_id.in_(by_id)).order_by(vpc.c.id)
+        for row in conn.execute(referring):
+            by_id[row.logical_partition_id].setdefault("vpcs", []).append(routing.summary_shape(row))
     if query.include_interfaces or query.include_stats:
         _add_interfaces(conn, shapes, query, latest.outdated_domains(conn, valid_from))
     return shapes
-
-
-def _add_vpcs(conn: sa.Connection, shapes: list[Json]) -> None:
-    by_id = {shape["id"]: shape for shape in shapes}
-    rows = conn.execute(sa.select(vpc).where(vpc.c.logical_partition_id.in_(by_id)).order_by(vpc.c.id))
-    for row in rows:
-        by_id[row.logical_partition_id].setdefault("vpcs", []).append(routing.summary_shape(row))
 
 
 def _add_interfaces(

@@ -5,7 +5,7 @@ GPU the module id, GUID, the source of the GUID, and health.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal
@@ -233,11 +233,15 @@ def list_machines(conn: sa.Connection, deps: Deps, caller: Reader, query: Params
     """The machines that the caller may see."""
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     visible = _machines(provider_id, tenant_id)
+    has_gpu = sa.exists().where(machine_gpu.c.machine_id == machine.c.id)
     wanted = (
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
         (query.has_instance, instance.c.id.is_not(None) == query.has_instance),
         (query.is_missing_on_site, machine.c.missing_since.is_not(None) == query.is_missing_on_site),
-        (query.hw_sku_device_type or None, _has_sku(query.hw_sku_device_type)),
+        (
+            query.hw_sku_device_type or None,
+            has_gpu if GPU_SKU_TYPE in query.hw_sku_device_type else sa.false(),
+        ),
     )
     for value, condition in wanted:
         if value is not None:
@@ -333,11 +337,6 @@ def _machines(provider_id: str, tenant_id: str) -> AnySelect:
         .join(site, site.c.id == machine.c.site_id)
         .where(sa.or_(site.c.provider_id == provider_id, instance.c.tenant_id == tenant_id))
     )
-
-
-def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
-    has_gpu = sa.exists().where(machine_gpu.c.machine_id == machine.c.id)
-    return has_gpu if GPU_SKU_TYPE in kinds else sa.false()
 
 
 def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:

@@ -7,16 +7,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import machines, routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.machines import (
-    Machine,
-    MachineId,
-    MachineIncludes,
-    NVLinkInfo,
-    get_machine,
-    nvlink_info_shape,
-)
+from rackloom.carve.api.machines import Machine, MachineId, MachineIncludes, NVLinkInfo, nvlink_info_shape
 from rackloom.carve.api.routing import ApiDeps, Deps, Page, Params, ProviderAdmin, ProviderReader, Row
 from rackloom.carve.api.wire import Answer, Because, Json, PageQuery, Text, shape
 from rackloom.carve.inventory import maintenance
@@ -145,7 +138,7 @@ def _run_step(
 ) -> Changed[Json]:
     entitlements.check_operates_machine(conn, caller.org, machine_id)
     changed = step(conn, machine_id, routing.operator_order(deps, caller, body))
-    shown = get_machine(conn, deps, caller, machine_id, MachineIncludes())
+    shown = machines.get_machine(conn, deps, caller, machine_id, MachineIncludes())
     # A cordon changes no intent: it only keeps new instances away.
     return Changed(shown, frozenset() if changed is None else changed.domains)
 

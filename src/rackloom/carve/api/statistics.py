@@ -13,15 +13,13 @@ more machines than there are. A promise beyond the machines that are not in use 
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import Query as Param
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import Deps, ProviderReader, TenantAdmin
+from rackloom.carve.api.routing import Deps, Params, ProviderReader, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store.schema import instance_type, machine, site
 from rackloom.carve.store.values import forbidden
@@ -341,17 +339,14 @@ def _allocation_shape(
     return {"allocatedInUse": used.total(), "allocatedNotInUse": promised, "unallocated": unused - promised}
 
 
-SiteStats = Annotated[SiteStatsQuery, Param()]
-
-
 @router.get("/tenant/current/stats", "get-current-tenant-stats", TenantStats)
 def tenant_stats(conn: sa.Connection, deps: Deps, caller: TenantAdmin) -> Json:
     """The instances and VPCs of the caller by status."""
-    valid_from = deps.valid_from()
     mine = entitlements.tenant_id_of(conn, caller.org)
+    instances = statistics.count_instances(conn, mine, deps.valid_from())
     nothing = StatusCounts()
     return {
-        "instance": _counts_shape(InstanceStats, statistics.count_instances(conn, mine, valid_from)),
+        "instance": _counts_shape(InstanceStats, instances),
         "vpc": _counts_shape(ObjectStats, statistics.count_vpcs(conn, mine)),
         "subnet": _counts_shape(ObjectStats, nothing),
         "tenantAccount": _counts_shape(TenantAccountStats, nothing),
@@ -372,7 +367,9 @@ def provider_stats(conn: sa.Connection, caller: ProviderReader) -> Json:
 
 
 @router.get("/tenant/instance-type/stats", "get-tenant-instance-type-stats", list[TenantTypes])
-def tenant_type_stats(conn: sa.Connection, caller: ProviderReader, query: SiteStats) -> list[Json]:
+def tenant_type_stats(
+    conn: sa.Connection, caller: ProviderReader, query: Params[SiteStatsQuery]
+) -> list[Json]:
     """What each tenant was given of each instance type, and uses."""
     use, names = _use(conn, caller, query)
     tenants = {given.tenant_id: given.org for given in use.allocations}
@@ -380,7 +377,7 @@ def tenant_type_stats(conn: sa.Connection, caller: ProviderReader, query: SiteSt
 
 
 @router.get("/machine/instance-type/stats/summary", "get-machine-instance-type-stats-summary", MachineSummary)
-def machine_summary(conn: sa.Connection, caller: ProviderReader, query: SiteStats) -> Json:
+def machine_summary(conn: sa.Connection, caller: ProviderReader, query: Params[SiteStatsQuery]) -> Json:
     """The machines with and without an instance type by status."""
     by_type = _use(conn, caller, query)[0].by_type
     unassigned = by_type.pop(None, StatusCounts())
@@ -389,7 +386,9 @@ def machine_summary(conn: sa.Connection, caller: ProviderReader, query: SiteStat
 
 
 @router.get("/machine/instance-type/stats", "get-machine-instance-type-stats", list[MachineTypeStats])
-def machine_type_stats(conn: sa.Connection, caller: ProviderReader, query: SiteStats) -> list[Json]:
+def machine_type_stats(
+    conn: sa.Connection, caller: ProviderReader, query: Params[SiteStatsQuery]
+) -> list[Json]:
     """The machines of each instance type by status, and the tenants that have them."""
     use, names = _use(conn, caller, query)
     return [_machine_type_shape(use, type_id, name) for type_id, name in names.items()]

@@ -315,16 +315,11 @@ def apply_if_consistent(
     conflict = conflicts.update_conflict(conn, domain, before, rivals)
     _apply_valid_readings(conn, domain, now)
     for rival in sorted(rivals):
-        _compare_rival(conn, rival, domain, now)
+        before = conflicts.conflict_of_domain(conn, rival)
+        against = conflicts.conflicting_domains(conn, rival) | {domain}
+        if conflicts.update_conflict(conn, rival, before, against) is not None or before is not None:
+            _apply_valid_readings(conn, rival, now)
     return conflict
-
-
-def _compare_rival(conn: sa.Connection, rival: str, domain: str, now: float) -> None:
-    before = conflicts.conflict_of_domain(conn, rival)
-    rivals = conflicts.conflicting_domains(conn, rival) | {domain}
-    conflict = conflicts.update_conflict(conn, rival, before, rivals)
-    if before is not None or conflict is not None:
-        _apply_valid_readings(conn, rival, now)
 
 
 def _apply_valid_readings(conn: sa.Connection, domain: str, now: float) -> None:

@@ -240,7 +240,10 @@ class ImexService:
     def take(self, number: int) -> None:
         """Handle a signal: SIGUSR1 reloads, any other stops."""
         if number == signal.SIGUSR1:
-            self._asked_to_reload()
+            now = asyncio.get_running_loop().time()
+            if now - self._reloaded >= self._settings.host.seconds(RELOAD_WINDOW):
+                self._reloaded = now
+                self._reload.set()
         else:
             self._stop.set()
 
@@ -269,12 +272,6 @@ class ImexService:
             await self._stop.wait()
         finally:
             reloading.cancel()
-
-    def _asked_to_reload(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._reloaded >= self._settings.host.seconds(RELOAD_WINDOW):
-            self._reloaded = now
-            self._reload.set()
 
     async def _reload_when_asked(self) -> None:
         while True:
