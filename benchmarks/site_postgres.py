@@ -182,9 +182,8 @@ async def _store_alone(url: str, postmaster: int, seconds: int) -> dict[str, flo
 
     def create(conn: sa.Connection, org: str, name: str) -> str:
         tenant = entitlements.tenant_id_of(conn, org)
-        return logical_partitions.create_logical_partition(
-            conn, tenant, site_id=where, name=name, description=None, now=time.time(), ids=new_id
-        )
+        wanted = logical_partitions.NewLogicalPartition(where, name)
+        return logical_partitions.create_logical_partition(conn, tenant, wanted, time.time(), new_id)
 
     def delete(conn: sa.Connection, org: str, made: str) -> None:
         tenant = entitlements.tenant_id_of(conn, org)

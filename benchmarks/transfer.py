@@ -39,7 +39,7 @@ from rackloom.core.transfer.values import EndConfig, Promise, TransferSpec, UcxP
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.fallback import run_over_sockets
 from rackloom.prove.transfer.installation import nixl_missing_reason
-from rackloom.prove.transfer.run import EndLocation, run_pair
+from rackloom.prove.transfer.run import EndLocation, Lane, run_lanes
 
 ENOUGH = 7
 FOREIGN = 0.1
@@ -61,7 +61,7 @@ def ours(spec: TransferSpec) -> Way:
     place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
 
     def measure() -> tuple[float, str | None]:
-        report = run_pair(spec, initiator=place, target=place, promise=Promise("lo"))
+        (report,) = run_lanes(spec, [Lane(place, place, Promise("lo"))])
         assert report.verified, "the data did not arrive intact"
         assert report.path.verdict == "holds", report.path.evidence
         return report.avg_GBps, report.environment.contention

@@ -48,6 +48,18 @@ class Differs(Exception):
     """Two sources that should agree do not."""
 
 
+def no_gpu_reason(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
+    """Why there is no GPU to use here, or None. It calls the driver, and makes no context."""
+    from rackloom.errors import Refused
+    from rackloom.prove.transfer.buffers import CudaDriver
+
+    try:
+        driver = CudaDriver(load)
+    except Refused as refused:
+        return refused.reason
+    return None if driver.count() else "the CUDA driver finds no GPU"
+
+
 @dataclass
 class Machine:
     """The machine that is looked at. What a test of the checks themselves replaces are its fields."""
@@ -61,8 +73,6 @@ class Machine:
     @cached_property
     def lacks_gpu(self) -> str | None:
         """Why nothing can be shown here; None where there is a GPU that answers."""
-        from rackloom.prove.transfer.buffers import no_gpu_reason
-
         why = no_gpu_reason()
         on_the_bus = nvidia_functions(self.sysroot)
         if why is not None and on_the_bus:
@@ -287,13 +297,13 @@ def transfer(machine: Machine) -> Figures:
 
 def _measured(transports: tuple[str, ...]) -> Any:
     from rackloom.core.transfer.values import EndConfig, TransferSpec, UcxPins
-    from rackloom.prove.transfer.run import EndLocation, run_pair
+    from rackloom.prove.transfer.run import EndLocation, Lane, run_lanes
 
     place = EndLocation(config=EndConfig(device="cuda:0", ucx=UcxPins(transports)))
     spec = TransferSpec(
         block_size=TRANSFER_BYTES, iters=TRANSFER_ITERATIONS, warmup_iters=5, timeout_seconds=120
     )
-    return run_pair(spec, initiator=place, target=place)
+    return run_lanes(spec, [Lane(place, place)])[0]
 
 
 def mig(machine: Machine) -> Figures:

@@ -18,13 +18,12 @@ import msgspec
 import pytest
 from tests.claim.node.nic.nic_kit import needs_root
 from tests.gpu import checks
-from tests.gpu.checks import CHECKS, Differs, Given, Machine, Skipped
+from tests.gpu.checks import CHECKS, Differs, Given, Machine, Skipped, no_gpu_reason
 from tests.gpu.container import in_container
 from tests.gpu.run import outcome_of, report_of, verdict
 
 from rackloom.claim.node.gpu.inventory import DeclaredInventory
 from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
-from rackloom.prove.transfer import buffers
 from rackloom.topology.profiles import load_machine
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +39,7 @@ LOG = """<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12
     <gpu_power_readings><requested_power_limit>700.00 W</requested_power_limit></gpu_power_readings>
   </gpu>
 </nvidia_smi_log>"""
-needs_no_gpu = pytest.mark.skipif(
-    buffers.no_gpu_reason() is None, reason="THERE IS A GPU: run `make test-gpu`"
-)
+needs_no_gpu = pytest.mark.skipif(no_gpu_reason() is None, reason="THERE IS A GPU: run `make test-gpu`")
 
 
 @needs_no_gpu

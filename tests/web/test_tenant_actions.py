@@ -451,18 +451,8 @@ def test_a_partition_whose_vpc_is_refused_is_deleted_again(api: Any, demo: Brows
 
 
 def new_vpc(conn: Any, api: Any, name: str) -> None:
-    logical_partitions.create_vpc(
-        conn,
-        api.site.tenant.id,
-        site_id=api.site.site_id,
-        name=name,
-        description=None,
-        logical_partition_id=None,
-        extra={},
-        wanted_id=None,
-        now=api.site.now,
-        ids=api.site.ids,
-    )
+    wanted = logical_partitions.NewVpc(site_id=api.site.site_id, name=name)
+    logical_partitions.create_vpc(conn, api.site.tenant.id, wanted, api.site.now, api.site.ids)
 
 
 def test_a_release_that_ends_half_way_says_what_it_released(api: Any, demo: Browser) -> None:

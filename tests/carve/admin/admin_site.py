@@ -40,12 +40,7 @@ class AdminSite:
         vpc = await self.write(
             logical_partitions.create_vpc,
             site.tenant.id,
-            site_id=site.site_id,
-            name=f"net-{name}",
-            description=None,
-            logical_partition_id=None,
-            extra={},
-            wanted_id=None,
+            logical_partitions.NewVpc(site_id=site.site_id, name=f"net-{name}"),
             now=site.tick(),
             ids=site.ids,
         )

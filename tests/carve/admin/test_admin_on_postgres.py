@@ -57,11 +57,7 @@ def test_what_an_operator_asks(postgres_url, admin_server, observation):
         await store.run(
             catalog.create_instance_type,
             provider.id,
-            site_id=site,
-            name="rack",
-            description=None,
-            labels={},
-            capabilities=[],
+            catalog.NewInstanceType(site, "rack", None, {}, []),
             now=3.0,
             ids=admin_server.ids,
         )

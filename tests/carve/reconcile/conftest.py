@@ -17,6 +17,7 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import DatabaseBackend, Store, T
 from rackloom.carve.tenancy import entitlements, instance_creation, logical_partitions
+from rackloom.carve.tenancy.logical_partitions import NewLogicalPartition, NewVpc
 from rackloom.core.partitions.domain import PartitionOperation
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
@@ -163,19 +164,12 @@ class Racks:
         now = time.time()
         tenant = await store.read(entitlements.get_tenant, "demo")
         kind = await store.read(lambda conn: conn.execute(sa.select(schema.instance_type)).one())
-        names = {"site_id": kind.site_id, "description": None, "now": now, "ids": new_id}
+        wanted = NewLogicalPartition(kind.site_id, new_id())
         partition = await store.run(
-            logical_partitions.create_logical_partition, tenant.id, name=new_id(), **names
+            logical_partitions.create_logical_partition, tenant.id, wanted, now, new_id
         )
-        vpc = await store.run(
-            logical_partitions.create_vpc,
-            tenant.id,
-            name=new_id(),
-            logical_partition_id=partition,
-            extra={},
-            wanted_id=None,
-            **names,
-        )
+        network = NewVpc(site_id=kind.site_id, name=new_id(), logical_partition_id=partition)
+        vpc = await store.run(logical_partitions.create_vpc, tenant.id, network, now, new_id)
         request = instance_creation.InstanceRequest(
             names=tuple(new_id() for _ in range(count)),
             vpc_id=vpc,

@@ -54,21 +54,16 @@ class Plane:
         partition = await self.store.run(
             logical_partitions.create_logical_partition,
             tenant.id,
-            site_id=row.site_id,
-            name=f"p{next(_numbers)}",
-            description=None,
+            logical_partitions.NewLogicalPartition(row.site_id, f"p{next(_numbers)}"),
             now=time.time(),
             ids=new_id,
         )
         vpc = await self.store.run(
             logical_partitions.create_vpc,
             tenant.id,
-            site_id=row.site_id,
-            name=f"v{next(_numbers)}",
-            description=None,
-            logical_partition_id=partition,
-            extra={},
-            wanted_id=None,
+            logical_partitions.NewVpc(
+                site_id=row.site_id, name=f"v{next(_numbers)}", logical_partition_id=partition
+            ),
             now=time.time(),
             ids=new_id,
         )

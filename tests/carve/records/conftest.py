@@ -16,6 +16,7 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import InterfaceSpec
 from rackloom.carve.tenancy import instance_creation, instances, logical_partitions
 from rackloom.carve.tenancy.instance_creation import InstanceRequest
+from rackloom.carve.tenancy.logical_partitions import NewLogicalPartition, NewVpc
 from rackloom.core.partitions.domain import DomainObservation
 
 
@@ -33,12 +34,7 @@ class Tenancy:
         made: str = self.site.run(
             logical_partitions.create_vpc,
             self.tenant.id,
-            site_id=self.site.site_id,
-            name=f"vpc {self._count}",
-            description=None,
-            logical_partition_id=default,
-            extra={},
-            wanted_id=None,
+            NewVpc(site_id=self.site.site_id, name=f"vpc {self._count}", logical_partition_id=default),
             now=self.site.tick(),
             ids=self.site.ids,
         )
@@ -48,9 +44,7 @@ class Tenancy:
         made: str = self.site.run(
             logical_partitions.create_logical_partition,
             self.tenant.id,
-            site_id=self.site.site_id,
-            name=name,
-            description=None,
+            NewLogicalPartition(self.site.site_id, name),
             now=self.site.tick(),
             ids=self.site.ids,
         )

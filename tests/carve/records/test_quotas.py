@@ -16,9 +16,7 @@ def test_creates_side_by_side_do_not_exceed_a_quota_together(small_site: Any) ->
         return await site.store.on_behalf_of(f"org {number % 3}").run(
             logical_partitions.create_logical_partition,
             site.tenant.id,
-            site_id=site.site_id,
-            name=f"partition {number}",
-            description=None,
+            logical_partitions.NewLogicalPartition(site.site_id, f"partition {number}"),
             now=site.now,
             ids=lambda: f"{number:08}-0000-4000-8000-000000000000",
         )

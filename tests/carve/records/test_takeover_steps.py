@@ -350,16 +350,8 @@ def test_a_record_that_somebody_else_created_meanwhile_is_neither_taken_nor_remo
     vpc = next(step for step in plan.steps if step.__struct_config__.tag == "vpc")
     operator.do(*plan.steps[: plan.steps.index(vpc)])
     tenant = next(step for step in plan.steps if step.__struct_config__.tag == "tenant")
-    fields = {"site_id": site.site_id, "name": "other", "description": None, "logical_partition_id": None}
-    site.run(
-        logical_partitions.create_vpc,
-        tenant.id,
-        **fields,
-        extra={},
-        wanted_id=vpc.id,
-        now=site.tick(),
-        ids=site.ids,
-    )
+    other = logical_partitions.NewVpc(site_id=site.site_id, name="other", id=vpc.id)
+    site.run(logical_partitions.create_vpc, tenant.id, other, now=site.tick(), ids=site.ids)
     with pytest.raises(Rejected, match="no import created it"):
         operator.do(vpc)
     (outcome,) = operator.undo(vpc)

@@ -222,9 +222,8 @@ def test_a_quota_holds_for_sixteen_writers_of_two_replicas(postgres_url: str) ->
 
     def create(conn: sa.Connection, tenant: str, name: str) -> str:
         where = conn.execute(sa.select(site.c.id)).scalar_one()
-        return logical_partitions.create_logical_partition(
-            conn, tenant, site_id=where, name=name, description=None, now=2.0, ids=ids
-        )
+        wanted = logical_partitions.NewLogicalPartition(where, name)
+        return logical_partitions.create_logical_partition(conn, tenant, wanted, 2.0, ids)
 
     def prepare(conn: sa.Connection) -> str:
         urls = {domain.uuid: f"http://switch/{domain.uuid}" for domain in TOPOLOGY.domains}

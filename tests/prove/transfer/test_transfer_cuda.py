@@ -5,11 +5,11 @@ import ctypes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.gpu.checks import no_gpu_reason
 from tests.prove.transfer.fake_cuda import ADDRESSES, FakeCuda
 
 from rackloom.core.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 from rackloom.errors import Refused
-from rackloom.prove.transfer import buffers
 from rackloom.prove.transfer.buffers import (
     CudaDriver,
     DeviceBuffer,
@@ -17,7 +17,7 @@ from rackloom.prove.transfer.buffers import (
     allocate_buffer,
 )
 from rackloom.prove.transfer.installation import nixl_missing_reason
-from rackloom.prove.transfer.run import EndLocation, run_pair
+from rackloom.prove.transfer.run import EndLocation, Lane, run_lanes
 
 
 def missing_fabric() -> str | None:
@@ -29,7 +29,7 @@ def missing_fabric() -> str | None:
     return None
 
 
-NO_GPU, NO_FABRIC = buffers.no_gpu_reason(), missing_fabric()
+NO_GPU, NO_FABRIC = no_gpu_reason(), missing_fabric()
 
 
 @given(st.integers(1, 5000), st.integers(0, 1 << 32))
@@ -83,9 +83,9 @@ def test_why_there_is_no_gpu_or_no_fabric_is_said() -> None:
     def absent(name: str) -> ctypes.CDLL:
         raise OSError(f"{name}: cannot open shared object file")
 
-    assert "no CUDA driver here" in str(buffers.no_gpu_reason(absent))
-    assert buffers.no_gpu_reason(FakeCuda(gpus=0).load) == "the CUDA driver finds no GPU"
-    assert buffers.no_gpu_reason(FakeCuda().load) is None
+    assert "no CUDA driver here" in str(no_gpu_reason(absent))
+    assert no_gpu_reason(FakeCuda(gpus=0).load) == "the CUDA driver finds no GPU"
+    assert no_gpu_reason(FakeCuda().load) is None
     with pytest.raises(Refused, match="no multi-node NVLink domain"):
         DeviceBuffer("fabric:0", 1, FakeCuda().load)
 
@@ -104,7 +104,7 @@ def test_what_is_no_device_is_refused(device: str) -> None:
 def two_processes(device: str, transports: tuple[str, ...]) -> TransferReport:
     place = EndLocation(config=EndConfig(device=device, ucx=UcxPins(transports)))
     spec = TransferSpec(block_size=256 << 20, iters=20, warmup_iters=5, timeout_seconds=120)
-    return run_pair(spec, initiator=place, target=place)
+    return run_lanes(spec, [Lane(place, place)])[0]
 
 
 @pytest.mark.gpu

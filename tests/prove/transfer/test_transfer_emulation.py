@@ -147,6 +147,6 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_nixl_the_label_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rackloom.prove.transfer.installation.find_spec", lambda _: None)
-    for attempt in (run.run_alignment, run.run_plain, run.run_pair):
+    for attempt in (run.run_alignment, run.run_plain, lambda spec: run.run_lanes(spec, [])):
         with pytest.raises(Refused, match="NIXL is not installed; `rackloom nixl install` adds it"):
             attempt(SPEC)

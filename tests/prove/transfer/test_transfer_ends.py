@@ -15,7 +15,7 @@ from rackloom.core.transfer.values import EndConfig, Promise, TransferSpec, UcxP
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import processes
 from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Listening, TurnedAway
-from rackloom.prove.transfer.run import EndLocation, run_pair
+from rackloom.prove.transfer.run import EndLocation, Lane, run_lanes
 
 SECRET = "0123456789abcdef"
 SMALL = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
@@ -43,7 +43,7 @@ def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
     spec = TransferSpec(
         op="READ", block_size=1 << 16, batch_size=16, iters=2, warmup_iters=0, timeout_seconds=PATIENCE
     )
-    report = run_pair(spec, initiator=place, target=place, promise=Promise("lo"))
+    (report,) = run_lanes(spec, [Lane(place, place, Promise("lo"))])
     assert report.verified
     assert report.path.verdict == "holds", report.path
     assert report.path.protocols == ("tcp/lo",)
@@ -53,7 +53,8 @@ def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
 @pytest.mark.nixl
 def test_one_flipped_bit_in_the_target_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "corrupt"))
-    assert not run_pair(SMALL).verified
+    (report,) = run_lanes(SMALL, [Lane()])
+    assert not report.verified
 
 
 @pytest.mark.slow
@@ -61,7 +62,7 @@ def test_one_flipped_bit_in_the_target_is_not_verified(monkeypatch: pytest.Monke
 def test_a_target_that_dies_in_the_middle_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "die"))
     with pytest.raises(Retry, match=r"target ended|broke off|closed|stopped|NIXL reported|ended without"):
-        run_pair(LONG)
+        run_lanes(LONG, [Lane()])
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "stunted"))
     spec = TransferSpec(block_size=4096, batch_size=2, iters=1, warmup_iters=0, timeout_seconds=PATIENCE)
     with pytest.raises(Refused, match="registered 4096 bytes where 8192 were asked for"):
-        run_pair(spec)
+        run_lanes(spec, [Lane()])
 
 
 @pytest.mark.slow
@@ -78,7 +79,7 @@ def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
     place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("absent0",))))
     with pytest.raises(Refused, match="UCX could not be started") as refused:
-        run_pair(SMALL, initiator=place, target=place)
+        run_lanes(SMALL, [Lane(place, place)])
     assert refused.value.nearest_fix is not None
 
 
@@ -89,9 +90,9 @@ def test_a_transport_that_carries_no_messages_is_refused_with_its_companion() ->
         EndLocation(config=EndConfig(ucx=UcxPins(names))) for names in (("cma",), ("cma", "tcp"))
     )
     with pytest.raises(Refused, match="UCX needs a companion for cma") as refused:
-        run_pair(SMALL, initiator=alone, target=alone)
+        run_lanes(SMALL, [Lane(alone, alone)])
     assert "--transport tcp" in (refused.value.nearest_fix or "")
-    report = run_pair(SMALL, initiator=beside, target=beside)
+    (report,) = run_lanes(SMALL, [Lane(beside, beside)])
     assert report.verified
     assert report.path.protocols == ("cma/memory",)
 
@@ -99,8 +100,9 @@ def test_a_transport_that_carries_no_messages_is_refused_with_its_companion() ->
 @pytest.mark.slow
 @pytest.mark.nixl
 def test_more_memory_than_the_host_has_is_refused() -> None:
+    spec = TransferSpec(block_size=1 << 40, iters=1, warmup_iters=0, timeout_seconds=PATIENCE)
     with pytest.raises(Refused, match="are available"):
-        run_pair(TransferSpec(block_size=1 << 40, iters=1, warmup_iters=0, timeout_seconds=PATIENCE))
+        run_lanes(spec, [Lane()])
 
 
 def test_strangers_and_wrong_secrets_are_turned_away_and_the_target_lives_on() -> None:

@@ -23,6 +23,7 @@ from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import site, tenant
 from rackloom.carve.store.values import Changed, check_description, check_name, conflict, invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
+from rackloom.carve.tenancy.logical_partitions import NewLogicalPartition
 
 _Row = sa.Row[Any]
 
@@ -113,16 +114,11 @@ def _create(
     check_description(config.metadata.description)
     if chosen and logical_partitions.find_logical_partition(conn, chosen) is not None:
         raise conflict("a logical partition has this id already", id=chosen)
-    new = logical_partitions.create_logical_partition(
-        conn,
-        entitlements.get_tenant(conn, config.tenant_organization_id.lower()).id,
-        site_id=conn.execute(sa.select(site.c.id)).scalar_one(),
-        name=config.metadata.name,
-        description=config.metadata.description or None,
-        now=deps.clock(),
-        ids=(lambda: chosen) if chosen else deps.ids,
-    )
-    return _get(conn, new)
+    tenant_id = entitlements.tenant_id_of(conn, config.tenant_organization_id.lower())
+    site_id = conn.execute(sa.select(site.c.id)).scalar_one()
+    wanted = NewLogicalPartition(site_id, config.metadata.name, config.metadata.description or None)
+    ids = (lambda: chosen) if chosen else deps.ids
+    return _get(conn, logical_partitions.create_logical_partition(conn, tenant_id, wanted, deps.clock(), ids))
 
 
 def _all(conn: sa.Connection, query: sa.Select[Any]) -> list[_Row]:

@@ -161,8 +161,10 @@ def check_call(
                     raise invalid(
                         "Unknown parameter in query", **{name: "is not a parameter of this operation"}
                     )
-            elif declared[name].roles and not _is_off(query.getlist(name)):
-                _require_for_parameter(caller, name, declared[name].roles)
+                continue
+            needed = declared[name].roles
+            if needed and caller.roles.isdisjoint(needed) and not _is_off(query.getlist(name)):
+                raise forbidden(f"Only {titles(needed)} can specify query param `{name}`")
         _check_included(admitted, roles, permission, declared, query)
     return caller
 
@@ -200,11 +202,6 @@ def _check_included(
 
 def _is_off(values: Sequence[str]) -> bool:
     return _OFF.issuperset(value.strip().lower() for value in values)
-
-
-def _require_for_parameter(caller: Caller, name: str, roles: Sequence[Role]) -> None:
-    if caller.roles.isdisjoint(roles):
-        raise forbidden(f"Only {titles(roles)} can specify query param `{name}`")
 
 
 def query_rules(route: Dependant) -> dict[str, QueryRule]:

@@ -8,18 +8,17 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import Field, StrictInt
-from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
+from rackloom.carve.api.routing import AnySelect, Deps, Page, Params, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, site, tenant
 from rackloom.carve.tenancy import entitlements
+from rackloom.carve.tenancy.entitlements import NewAllocation
 
 # Request models.
 
@@ -149,104 +148,90 @@ def _constraint_shape(row: Row) -> Json:
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 ONE = "/allocation/{allocationId}"
 AllocationId = Annotated[UUID, Path(alias="allocationId")]
 
 
-@router.get("/allocation", operation_id="get-all-allocation", response_model=list[Allocation])
-async def list_allocations(
-    deps: Deps, caller: Reader, query: Annotated[AllocationQuery, Param()]
-) -> Response:
+@router.page("/allocation", "get-all-allocation", list[Allocation])
+def list_allocations(conn: sa.Connection, caller: Reader, query: Params[AllocationQuery]) -> Page:
     """The allocations that the caller gave or was given."""
-    return routing.page_response(*await deps.store.read(_list_allocations, caller, query), query)
+    visible = _allocations(conn, caller)
+    if (constraint := _constraint_filter(query)) is not None:
+        visible = visible.where(allocation.c.id.in_(constraint))
+    return LISTING.page(conn, visible, query)
 
 
-@router.post("/allocation", operation_id="create-allocation", response_model=Allocation, status_code=201)
-async def create_allocation(deps: Deps, caller: ProviderAdmin, body: AllocationCreate) -> Response:
+@router.create("/allocation", "create-allocation", Allocation)
+def create_allocation(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: AllocationCreate) -> Json:
     """Let a tenant use machines of a site."""
-
-    def create(conn: sa.Connection) -> Json:
-        new = entitlements.create_allocation(
-            conn,
-            entitlements.provider_id_of(conn, caller.org),
-            name=body.name,
-            description=body.description,
-            tenant_id=str(body.tenant_id),
-            site_id=str(body.site_id),
-            types={
-                str(constraint.resource_type_id): constraint.constraint_value
-                for constraint in body.allocation_constraints
-            },
-            now=deps.clock(),
-            ids=deps.ids,
-        )
-        return _get_allocation(conn, caller, new)
-
-    return routing.created_response(await deps.store.run(create))
+    types = {
+        str(constraint.resource_type_id): constraint.constraint_value
+        for constraint in body.allocation_constraints
+    }
+    wanted = NewAllocation(str(body.tenant_id), str(body.site_id), body.name, body.description, types)
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    new = entitlements.create_allocation(conn, provider_id, wanted, deps.clock(), deps.ids)
+    return get_allocation(conn, caller, UUID(new), ANYBODYS)
 
 
-@router.get(ONE, operation_id="get-allocation", response_model=Allocation)
-async def get_allocation(
-    deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[AllocationRead, Param()]
-) -> Response:
+@router.get(ONE, "get-allocation", Allocation)
+def get_allocation(
+    conn: sa.Connection, caller: Reader, allocation_id: AllocationId, query: Params[AllocationRead]
+) -> Json:
     """One allocation."""
-    return routing.json_response(await deps.store.read(_get_allocation, caller, allocation_id, query))
+    mine = routing.filter_rows(
+        _allocations(conn, caller).where(allocation.c.id == str(allocation_id)),
+        (site.c.provider_id, query.infrastructure_provider_id),
+        (allocation.c.tenant_id, query.tenant_id),
+    )
+    row = require(conn.execute(mine).one_or_none(), "Could not find Allocation with specified ID")
+    return _allocation_shapes(conn, [row], query)[0]
 
 
-@router.patch(ONE, operation_id="update-allocation", response_model=Allocation)
-async def update_allocation(
-    deps: Deps, caller: ProviderAdmin, allocation_id: AllocationId, body: AllocationUpdate
-) -> Response:
+@router.patch(ONE, "update-allocation", Allocation)
+def update_allocation(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: ProviderAdmin,
+    allocation_id: AllocationId,
+    body: AllocationUpdate,
+) -> Json:
     """Change the name or description."""
-
-    def update(conn: sa.Connection) -> Json:
-        provider_id, now = entitlements.provider_id_of(conn, caller.org), deps.clock()
-        entitlements.update_allocation(
-            conn, provider_id, str(allocation_id), name=body.name, description=body.description, now=now
-        )
-        return _get_allocation(conn, caller, allocation_id)
-
-    return routing.json_response(await deps.store.run(update))
+    provider_id, now = entitlements.provider_id_of(conn, caller.org), deps.clock()
+    entitlements.update_allocation(
+        conn, provider_id, str(allocation_id), name=body.name, description=body.description, now=now
+    )
+    return get_allocation(conn, caller, allocation_id, ANYBODYS)
 
 
 @router.patch(
-    f"{ONE}/constraint/{{allocationConstraintId}}",
-    operation_id="update-allocation-constraint",
-    response_model=AllocationConstraintAnswer,
+    f"{ONE}/constraint/{{allocationConstraintId}}", "update-allocation-constraint", AllocationConstraintAnswer
 )
-async def update_constraint(
+def update_constraint(
+    conn: sa.Connection,
     deps: Deps,
     caller: ProviderAdmin,
     allocation_id: AllocationId,
     constraint_id: Annotated[UUID, Path(alias="allocationConstraintId")],
     body: AllocationConstraintUpdate,
-) -> Response:
+) -> Json:
     """Change how many machines an allocation gives; never fewer than are in use."""
-
-    def update(conn: sa.Connection) -> Json:
-        provider_id = entitlements.provider_id_of(conn, caller.org)
-        chosen = (str(allocation_id), str(constraint_id))
-        entitlements.update_allocation_constraint(
-            conn, provider_id, *chosen, body.constraint_value, deps.clock()
-        )
-        found = entitlements.constraints_of_allocations(conn, [str(allocation_id)])
-        return next(_constraint_shape(row) for row in found if row.id == str(constraint_id))
-
-    return routing.json_response(await deps.store.run(update))
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    chosen = (str(allocation_id), str(constraint_id))
+    entitlements.update_allocation_constraint(conn, provider_id, *chosen, body.constraint_value, deps.clock())
+    found = entitlements.constraints_of_allocations(conn, [str(allocation_id)])
+    return next(_constraint_shape(row) for row in found if row.id == str(constraint_id))
 
 
-@router.delete(ONE, operation_id="delete-allocation", status_code=202, response_model=wire.Message)
-async def delete_allocation(deps: Deps, caller: ProviderAdmin, allocation_id: AllocationId) -> Response:
+@router.delete(ONE, "delete-allocation")
+def delete_allocation(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, allocation_id: AllocationId
+) -> None:
     """Take an allocation back that its tenant does not use."""
-
-    def delete(conn: sa.Connection) -> None:
-        provider_id = entitlements.provider_id_of(conn, caller.org)
-        entitlements.delete_allocation(conn, provider_id, str(allocation_id), deps.clock())
-
-    await deps.store.run(delete)
-    return routing.deletion_response()
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    entitlements.delete_allocation(conn, provider_id, str(allocation_id), deps.clock())
 
 
 def _allocations(conn: sa.Connection, caller: Caller) -> AnySelect:
@@ -256,13 +241,6 @@ def _allocations(conn: sa.Connection, caller: Caller) -> AnySelect:
         .join(site, site.c.id == allocation.c.site_id)
         .where(sa.or_(site.c.provider_id == provider_id, allocation.c.tenant_id == tenant_id))
     )
-
-
-def _list_allocations(conn: sa.Connection, caller: Caller, query: AllocationQuery) -> Page:
-    visible = _allocations(conn, caller)
-    if (constraint := _constraint_filter(query)) is not None:
-        visible = visible.where(allocation.c.id.in_(constraint))
-    return LISTING.page(conn, visible, query)
 
 
 def _constraint_filter(query: AllocationQuery) -> AnySelect | None:
@@ -293,18 +271,6 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
         "IP_BLOCK_NAME": sa.cast(sa.null(), sa.Text),
         "CONSTRAINT_VALUE": values.scalar_subquery(),
     }
-
-
-def _get_allocation(
-    conn: sa.Connection, caller: Caller, allocation_id: UUID | str, query: AllocationRead = ANYBODYS
-) -> Json:
-    mine = routing.filter_rows(
-        _allocations(conn, caller).where(allocation.c.id == str(allocation_id)),
-        (site.c.provider_id, query.infrastructure_provider_id),
-        (allocation.c.tenant_id, query.tenant_id),
-    )
-    row = require(conn.execute(mine).one_or_none(), "Could not find Allocation with specified ID")
-    return _allocation_shapes(conn, [row], query)[0]
 
 
 LISTING = routing.Listing(

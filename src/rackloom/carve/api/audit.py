@@ -16,14 +16,13 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import AwareDatetime, Field
 from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.access import PROVIDERS_ONLY
 from rackloom.carve.api.auth import Caller, Role
-from rackloom.carve.api.routing import Deps, ProviderReader, Reader, Row
+from rackloom.carve.api.routing import Deps, Params, ProviderReader, Reader, Row
 from rackloom.carve.api.wire import Answer, Json, PageQuery, Text, shape
 from rackloom.carve.store import audit
 from rackloom.carve.store.audit import EntryFilter, EntryPage
@@ -157,14 +156,14 @@ def _shape(row: Row, **chosen: object) -> Json:
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 CONTINUE_HEADER = "X-Audit-Continue"
 EntryId = Annotated[UUID, Path(alias="auditEntryId")]
 
 
-@router.get("/audit", operation_id="get-all-audit-entry", response_model=list[AuditEntry])
-async def list_entries(deps: Deps, caller: Reader, query: Annotated[AuditQuery, Param()]) -> Response:
+@router.get("/audit", "get-all-audit-entry", list[AuditEntry])
+async def list_entries(deps: Deps, caller: Reader, query: Params[AuditQuery]) -> Response:
     """Who requested what, and what came of it; the newest first."""
     if query.order_by not in ORDERS:
         wanted = ", ".join(name for name in ORDERS if name)
@@ -188,38 +187,30 @@ async def list_entries(deps: Deps, caller: Reader, query: Annotated[AuditQuery, 
     return response
 
 
-@router.get("/audit/retention", operation_id="get-audit-retention", response_model=AuditRetention)
-async def read_retention(deps: Deps, caller: ProviderReader) -> Response:
+@router.get("/audit/retention", "get-audit-retention", AuditRetention)
+def read_retention(conn: sa.Connection, caller: ProviderReader) -> Json:
     """The oldest entry that is kept, and how many were removed before it."""
-
-    def read(conn: sa.Connection) -> Json:
-        if not _scope_of(conn, caller).is_whole_site:
-            raise forbidden("Only the provider of the site can read how its audit log is kept")
-        kept = audit.kept_entries(conn)
-        return shape(
-            AuditRetention,
-            kept,
-            oldest_entry_id=_shown_id(kept.oldest),
-            oldest_timestamp=kept.oldest_created,
-            removed_entries=kept.removed,
-            removed_up_to=_shown_id(kept.removed_up_to),
-        )
-
-    return routing.json_response(await deps.store.read(read))
+    if not _scope_of(conn, caller).is_whole_site:
+        raise forbidden("Only the provider of the site can read how its audit log is kept")
+    kept = audit.kept_entries(conn)
+    return shape(
+        AuditRetention,
+        kept,
+        oldest_entry_id=_shown_id(kept.oldest),
+        oldest_timestamp=kept.oldest_created,
+        removed_entries=kept.removed,
+        removed_up_to=_shown_id(kept.removed_up_to),
+    )
 
 
-@router.get("/audit/{auditEntryId}", operation_id="get-audit-entry", response_model=AuditEntry)
-async def get_entry(deps: Deps, caller: Reader, entry_id: EntryId) -> Response:
+@router.get("/audit/{auditEntryId}", "get-audit-entry", AuditEntry)
+def get_entry(conn: sa.Connection, caller: Reader, entry_id: EntryId) -> Json:
     """One entry."""
-
-    def read(conn: sa.Connection) -> Json:
-        scope = _scope_of(conn, caller)
-        row = audit.entry_with_id(conn, _stored_id(entry_id), scope.tenant_org, scope.org)
-        if row is None:
-            raise not_found(f"Could not find audit entry with ID: {entry_id}")
-        return scope.shape(row)
-
-    return routing.json_response(await deps.store.read(read))
+    scope = _scope_of(conn, caller)
+    row = audit.entry_with_id(conn, _stored_id(entry_id), scope.tenant_org, scope.org)
+    if row is None:
+        raise not_found(f"Could not find audit entry with ID: {entry_id}")
+    return scope.shape(row)
 
 
 class _Scope(msgspec.Struct, frozen=True):

@@ -64,12 +64,12 @@ class AccessRole(wire.Answer):
 # Routes.
 
 
-router = routing.operations("/role")
+router = routing.Operations("/role")
 
 RoleName = Annotated[str, Path(alias="roleName", pattern=r"^[a-z][a-z0-9-]{1,62}$")]
 
 
-@router.get("", operation_id="get-all-role", response_model=list[AccessRole])
+@router.get("", "get-all-role", list[AccessRole])
 async def list_all(deps: Deps, caller: Reader, directory: KnownDirectory) -> Response:
     """The roles on the sides on which the caller acts: built-in ones, then those of the organisation."""
     sides = frozenset(access.side_of(role) for role in caller.roles)
@@ -78,27 +78,24 @@ async def list_all(deps: Deps, caller: Reader, directory: KnownDirectory) -> Res
     return routing.json_response([*built_in, *(_shape(row) for row in rows if row.side in sides)])
 
 
-@router.post("", operation_id="create-role", response_model=AccessRole, status_code=201)
-async def create(
-    deps: Deps, caller: Administrator, body: RoleCreate, directory: KnownDirectory, own: OwnPermissions
-) -> Response:
+@router.create("", "create-role", AccessRole)
+def create(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: Administrator,
+    body: RoleCreate,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> Json:
     """A custom role, with permissions that the caller has."""
-    wanted = _wanted(body.side, body.permissions, directory.built_in)
-    require_own(own, wanted)
-
-    def create(conn: sa.Connection) -> Json:
-        role = CustomRole(body.side, frozenset(body.permissions))
-        row = identities.create_role(
-            conn, caller.org, body.name, role, body.description, deps.clock(), deps.ids
-        )
-        return _shape(row)
-
-    made = await deps.store.run(create)
-    directory.forget()
-    return routing.created_response(made)
+    require_own(own, _wanted(body.side, body.permissions, directory.built_in))
+    role = CustomRole(body.side, frozenset(body.permissions))
+    return _shape(
+        identities.create_role(conn, caller.org, body.name, role, body.description, deps.clock(), deps.ids)
+    )
 
 
-@router.patch("/{roleName}", operation_id="update-role", response_model=AccessRole)
+@router.patch("/{roleName}", "update-role", AccessRole)
 async def update(
     deps: Deps,
     caller: Administrator,
@@ -127,20 +124,19 @@ async def update(
     return routing.json_response(changed)
 
 
-@router.delete("/{roleName}", operation_id="delete-role", response_model=wire.Message, status_code=202)
-async def delete(
-    deps: Deps, caller: Administrator, name: RoleName, directory: KnownDirectory, own: OwnPermissions
-) -> Response:
+@router.delete("/{roleName}", "delete-role")
+def delete(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: Administrator,
+    name: RoleName,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> None:
     """Delete a custom role that no service account has. In tokens its name means nothing then."""
-
-    def delete(conn: sa.Connection) -> None:
-        row = identities.get_role(conn, caller.org, name)
-        require_own(own, permissions_of_row(row, directory.built_in))
-        identities.delete_role(conn, row, deps.ids)
-
-    await deps.store.run(delete)
-    directory.forget()
-    return routing.deletion_response()
+    row = identities.get_role(conn, caller.org, name)
+    require_own(own, permissions_of_row(row, directory.built_in))
+    identities.delete_role(conn, row, deps.ids)
 
 
 def permissions_of_row(row: Row, built_in: BuiltIn) -> frozenset[Permission]:

@@ -23,7 +23,6 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -38,7 +37,7 @@ from rackloom.carve.api.domain_operations import (
     Operation,
     PowerState,
 )
-from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row
+from rackloom.carve.api.routing import ApiDeps, Deps, Page, Params, ProviderAdmin, ProviderReader, Row
 from rackloom.carve.api.wire import NO_NUL, Answer, Json, PageQuery, shape
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
@@ -164,7 +163,7 @@ def _component_shape(row: Row, is_known: bool) -> Json:
 # Routes.
 
 
-router = routing.operations("/domain/nvlink")
+router = routing.Operations("/domain/nvlink")
 
 DomainId = Annotated[str, Path(alias="nvLinkDomainId", max_length=256, pattern=NO_NUL)]
 ONE = "/{nvLinkDomainId}"
@@ -177,49 +176,58 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("", operation_id="get-all-domain-nvlink", response_model=list[RackDomain])
-async def list_domains(
-    deps: Deps, caller: ProviderReader, query: Annotated[DomainsQuery, Param()]
-) -> Response:
+@router.page("", "get-all-domain-nvlink", list[RackDomain])
+def list_domains(
+    conn: sa.Connection, deps: Deps, caller: ProviderReader, query: Params[DomainsQuery]
+) -> Page:
     """The NVLink domains in which a site has machines."""
-    return routing.page_response(*await deps.store.read(_list, caller, query, deps.valid_from()), query)
+    if query.order_by not in (None, "NAME_ASC", "NAME_DESC"):
+        raise invalid("Invalid orderBy value in query", orderBy="must be one of NAME_ASC, NAME_DESC")
+    named = sorted(
+        (_name(rows), domain, rows) for domain, rows in _trays(conn, caller, query.site_id).items()
+    )
+    if query.order_by == "NAME_DESC":
+        named.reverse()
+    wanted = [(domain, rows) for name, domain, rows in named if not query.name or name in query.name]
+    first = (query.page_number - 1) * query.page_size
+    part = dict(wanted[first : first + query.page_size])
+    return _shapes(conn, part, query, deps.valid_from()), len(wanted)
 
 
-@router.patch(
-    "/power", operation_id="power-control-nvlink-domains", response_model=TaskIds, responses=REFUSED
-)
+@router.patch("/power", "power-control-nvlink-domains", TaskIds, responses=REFUSED)
 async def set_power_of_several(deps: Deps, caller: ProviderAdmin, body: BatchPowerState) -> Response:
     """Switch the power of domains."""
     return await _set_power(deps, caller, body.domain_ids, body)
 
 
-@router.patch(
-    "/firmware", operation_id="firmware-update-nvlink-domains", response_model=TaskIds, responses=REFUSED
-)
+@router.patch("/firmware", "firmware-update-nvlink-domains", TaskIds, responses=REFUSED)
 async def update_several(deps: Deps, caller: ProviderAdmin, body: BatchFirmwareUpdate) -> Response:
     """Install firmware in domains."""
     return await _update_firmware(deps, caller, body.domain_ids, body)
 
 
-@router.get(ONE, operation_id="get-domain-nvlink", response_model=RackDomain)
-async def get_domain(
-    deps: Deps, caller: ProviderReader, domain: DomainId, query: Annotated[DomainRead, Param()]
-) -> Response:
+@router.get(ONE, "get-domain-nvlink", RackDomain)
+def get_domain(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: ProviderReader,
+    domain: DomainId,
+    query: Params[DomainRead],
+) -> Json:
     """One NVLink domain of a site."""
-    return routing.json_response(await deps.store.read(_get, caller, domain, query, deps.valid_from()))
+    rows = require(
+        _trays(conn, caller, query.site_id).get(domain), "Could not find NVLink Domain with specified ID"
+    )
+    return _shapes(conn, {domain: rows}, query, deps.valid_from())[0]
 
 
-@router.patch(
-    f"{ONE}/power", operation_id="power-control-nvlink-domain", response_model=TaskIds, responses=REFUSED
-)
+@router.patch(f"{ONE}/power", "power-control-nvlink-domain", TaskIds, responses=REFUSED)
 async def set_power(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: PowerState) -> Response:
     """Switch the power of a domain."""
     return await _set_power(deps, caller, [domain], body)
 
 
-@router.patch(
-    f"{ONE}/firmware", operation_id="firmware-update-nvlink-domain", response_model=TaskIds, responses=REFUSED
-)
+@router.patch(f"{ONE}/firmware", "firmware-update-nvlink-domain", TaskIds, responses=REFUSED)
 async def update_firmware(
     deps: Deps, caller: ProviderAdmin, domain: DomainId, body: FirmwareUpdate
 ) -> Response:
@@ -286,24 +294,3 @@ def _trays(conn: sa.Connection, caller: Caller, site_id: UUID) -> dict[str, list
     for row in conn.execute(placed.order_by(machine.c.domain, machine.c.chassis_serial, machine.c.slot)):
         found[row.domain].append(row)
     return dict(found)
-
-
-def _list(conn: sa.Connection, caller: Caller, query: DomainsQuery, valid_from: float) -> Page:
-    if query.order_by not in (None, "NAME_ASC", "NAME_DESC"):
-        raise invalid("Invalid orderBy value in query", orderBy="must be one of NAME_ASC, NAME_DESC")
-    named = sorted(
-        (_name(rows), domain, rows) for domain, rows in _trays(conn, caller, query.site_id).items()
-    )
-    if query.order_by == "NAME_DESC":
-        named.reverse()
-    wanted = [(domain, rows) for name, domain, rows in named if not query.name or name in query.name]
-    first = (query.page_number - 1) * query.page_size
-    part = dict(wanted[first : first + query.page_size])
-    return _shapes(conn, part, query, valid_from), len(wanted)
-
-
-def _get(conn: sa.Connection, caller: Caller, domain: str, query: DomainRead, valid_from: float) -> Json:
-    rows = require(
-        _trays(conn, caller, query.site_id).get(domain), "Could not find NVLink Domain with specified ID"
-    )
-    return _shapes(conn, {domain: rows}, query, valid_from)[0]

@@ -11,13 +11,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import Field
-from starlette.responses import Response
 
 from rackloom.carve.api import access, routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderAdmin, Reader, Row
+from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, Params, ProviderAdmin, Reader, Row
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, shape
 from rackloom.carve.partitions import intent
 from rackloom.carve.store.journal import OperatorOrder
@@ -180,49 +178,64 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 DomainId = Annotated[str, Path(alias="nvLinkDomainId", max_length=256, pattern=NO_NUL)]
 ONE = "/nvlink-domain/{nvLinkDomainId}"
 
 
-@router.get("/nvlink-domain", operation_id="get-all-nvlink-domain", response_model=list[NVLinkDomain])
-async def list_domains(deps: Deps, caller: Reader, query: Annotated[DomainQuery, Param()]) -> Response:
+@router.page("/nvlink-domain", "get-all-nvlink-domain", list[NVLinkDomain])
+def list_domains(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[DomainQuery]) -> Page:
     """The domains where the caller operates machines or may use some, with the room in each."""
-    return routing.page_response(*await deps.store.read(_list, caller, query, deps), query)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+    visible = _domains(provider_id, tenant_id)
+    known = routing.filter_rows(visible, (machine.c.site_id, query.site_id)).subquery()
+    listing = routing.Listing(
+        shapes=lambda conn, rows, _query: _shapes(
+            conn, [row.domain for row in rows], provider_id, tenant_id, deps
+        ),
+        order=routing.order_by_creation(known.c.created, known.c.domain),
+    )
+    return listing.page(conn, sa.select(known), query)
 
 
-@router.get(ONE, operation_id="get-nvlink-domain", response_model=NVLinkDomain)
-async def get_domain(deps: Deps, caller: Reader, domain: DomainId) -> Response:
+@router.get(ONE, "get-nvlink-domain", NVLinkDomain)
+def get_domain(conn: sa.Connection, deps: Deps, caller: Reader, domain: DomainId) -> Json:
     """One domain."""
-    return routing.json_response(await deps.store.read(_get, caller, domain, deps))
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+    known = _domains(provider_id, tenant_id).subquery()
+    found = conn.execute(sa.select(known.c.domain).where(known.c.domain == domain)).first()
+    require(found, "Could not find NVLink Domain with specified ID")
+    return _shapes(conn, [domain], provider_id, tenant_id, deps)[0]
 
 
-@router.post(f"{ONE}/pause", operation_id="pause-nvlink-domain", response_model=NVLinkDomain)
-async def pause(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because) -> Response:
+@router.post(f"{ONE}/pause", "pause-nvlink-domain", NVLinkDomain)
+def pause(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because
+) -> Changed[Json]:
     """Do nothing to the domain until it is resumed; it is observed all the same."""
-    return await _run_step(deps, caller, domain, body, intent.pause_domain)
+    return _run_step(conn, deps, caller, domain, body, intent.pause_domain)
 
 
-@router.post(f"{ONE}/resume", operation_id="resume-nvlink-domain", response_model=NVLinkDomain)
-async def resume(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because) -> Response:
+@router.post(f"{ONE}/resume", "resume-nvlink-domain", NVLinkDomain)
+def resume(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because
+) -> Changed[Json]:
     """Work on the domain again."""
-    return await _run_step(deps, caller, domain, body, intent.resume_domain)
+    return _run_step(conn, deps, caller, domain, body, intent.resume_domain)
 
 
-async def _run_step(
+def _run_step(
+    conn: sa.Connection,
     deps: ApiDeps,
     caller: Caller,
     domain: str,
     body: Because,
     step: Callable[[sa.Connection, str, OperatorOrder], Changed[None]],
-) -> Response:
-    def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_domain(conn, caller.org, domain)
-        changed = step(conn, domain, routing.operator_order(deps, caller, body))
-        return Changed(_get(conn, caller, domain, deps), changed.domains)
-
-    return routing.json_response(await deps.change(change))
+) -> Changed[Json]:
+    entitlements.check_operates_domain(conn, caller.org, domain)
+    changed = step(conn, domain, routing.operator_order(deps, caller, body))
+    return Changed(get_domain(conn, deps, caller, domain), changed.domains)
 
 
 def _domains(provider_id: str, tenant_id: str) -> AnySelect:
@@ -237,27 +250,6 @@ def _domains(provider_id: str, tenant_id: str) -> AnySelect:
         .select_from(visible.join(machine, machine.c.domain == visible.c.domain, isouter=True))
         .group_by(visible.c.domain)
     )
-
-
-def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, deps: ApiDeps) -> Page:
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
-    visible = _domains(provider_id, tenant_id)
-    known = routing.filter_rows(visible, (machine.c.site_id, query.site_id)).subquery()
-    listing = routing.Listing(
-        shapes=lambda conn, rows, _query: _shapes(
-            conn, [row.domain for row in rows], provider_id, tenant_id, deps
-        ),
-        order=routing.order_by_creation(known.c.created, known.c.domain),
-    )
-    return listing.page(conn, sa.select(known), query)
-
-
-def _get(conn: sa.Connection, caller: Caller, domain: str, deps: ApiDeps) -> Json:
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
-    known = _domains(provider_id, tenant_id).subquery()
-    found = conn.execute(sa.select(known.c.domain).where(known.c.domain == domain)).first()
-    require(found, "Could not find NVLink Domain with specified ID")
-    return _shapes(conn, [domain], provider_id, tenant_id, deps)[0]
 
 
 def _shapes(

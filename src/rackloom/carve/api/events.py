@@ -19,7 +19,7 @@ know of which objects. So a client that resumes with the suffix first gets what 
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
@@ -36,7 +36,7 @@ from rackloom.carve.store.journal import EventNote, TenantEvent
 from rackloom.carve.tenancy import entitlements, outdated
 from rackloom.errors import Retry, Unknown
 
-router = routing.operations()
+router = routing.Operations()
 
 POLL_SECONDS = 0.5
 """How often a stream reads the outbox."""
@@ -82,7 +82,8 @@ async def _admitted(request: Request, caller: TenantAdmin) -> AsyncIterator[None
 
 @router.get(
     "/event",
-    operation_id="stream-event",
+    "stream-event",
+    None,
     response_class=EventSourceResponse,
     responses={200: {"description": "Server-sent events", "content": {"text/event-stream": {}}}},
     dependencies=[Depends(_admitted)],
@@ -111,7 +112,9 @@ async def follow(
         try:
             found, outdated_now = await deps.store.read(_look, tenant_id, number, now - deps.valid_seconds)
             is_behind = len(found) == BATCH
-            back = [] if is_behind else await _recorded_again(deps, shown, outdated_now)
+            # Objects that were shown otherwise than recorded, and are no longer.
+            ended = {key: note for key, note in shown.items() if key not in outdated_now}
+            back = await deps.store.read(outdated.recorded_notes, ended) if ended and not is_behind else []
         except (Retry, Unknown):
             # The client connects again with the position that it has, and is answered 503 with the reason.
             return
@@ -146,14 +149,6 @@ def _look(
         journal.events_after(conn, tenant_id, after, BATCH),
         outdated.notes_of_tenant(conn, tenant_id, valid_from),
     )
-
-
-async def _recorded_again(
-    deps: ApiDeps, shown: Mapping[str, EventNote], now: Mapping[str, EventNote]
-) -> list[EventNote]:
-    """What is recorded of objects that were shown otherwise, and are no longer."""
-    ended = {key: note for key, note in shown.items() if key not in now}
-    return await deps.store.read(outdated.recorded_notes, ended) if ended else []
 
 
 def _start(conn: sa.Connection, org: str) -> tuple[str, int]:

@@ -12,21 +12,18 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import Field, StringConstraints
 from pydantic import model_validator as validator
-from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row, Rows
+from rackloom.carve.api.routing import ApiDeps, Deps, Page, Params, ProviderAdmin, ProviderReader, Row, Rows
 from rackloom.carve.api.wire import (
     NO_NUL,
     Answer,
     Because,
     Body,
     Json,
-    Message,
     Name,
     PageQuery,
     Reason,
@@ -216,78 +213,75 @@ def _operation_shapes(_conn: sa.Connection, rows: Rows, _query: OperationQuery) 
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 Serial = Annotated[str, Path(alias="chassisSerial", max_length=256, pattern=NO_NUL)]
 ENDPOINTS = "/nvlink-nmxc-endpoint"
 ENDPOINT = f"{ENDPOINTS}/{{chassisSerial}}"
 
 
-@router.get(ENDPOINTS, operation_id="get-all-nvlink-nmxc-endpoint", response_model=list[NmxcEndpoint])
-async def list_endpoints(
-    deps: Deps, caller: ProviderReader, query: Annotated[PageQuery, Param()]
-) -> Response:
+@router.page(ENDPOINTS, "get-all-nvlink-nmxc-endpoint", list[NmxcEndpoint])
+def list_endpoints(conn: sa.Connection, deps: Deps, caller: ProviderReader, query: Params[PageQuery]) -> Page:
     """The switch controllers that the provider has registered, one row for each chassis."""
-    return routing.page_response(*await deps.store.read(_endpoints, caller, query, deps.valid_from()), query)
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    mine = entitlements.operates_chassis(provider_id, endpoint_chassis.c.chassis_serial)
+    visible = endpoints.chassis_endpoint_listing().where(mine)
+    return ENDPOINT_LISTING.page(conn, visible, query, valid_from=deps.valid_from())
 
 
-@router.post(
-    ENDPOINTS, operation_id="create-nvlink-nmxc-endpoint", status_code=201, response_model=NmxcEndpoint
-)
-async def create_endpoint(deps: Deps, caller: ProviderAdmin, body: EndpointCreate) -> Response:
+@router.create(ENDPOINTS, "create-nvlink-nmxc-endpoint", NmxcEndpoint)
+def create_endpoint(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: EndpointCreate
+) -> Changed[Json]:
     """Register the switch controller of a chassis; it is used at once."""
-    serial, create = body.chassis_serial, endpoints.create_chassis_endpoint
-    return routing.created_response(await _register(deps, caller, serial, body, create))
+    return _register(conn, deps, caller, body.chassis_serial, body, endpoints.create_chassis_endpoint)
 
 
-@router.get(ENDPOINT, operation_id="get-nvlink-nmxc-endpoint", response_model=NmxcEndpoint)
-async def get_endpoint(deps: Deps, caller: ProviderReader, serial: Serial) -> Response:
+@router.get(ENDPOINT, "get-nvlink-nmxc-endpoint", NmxcEndpoint)
+def get_endpoint(conn: sa.Connection, deps: Deps, caller: ProviderReader, serial: Serial) -> Json:
     """The switch controller of one chassis."""
-    valid_from = deps.valid_from()
-
-    def read(conn: sa.Connection) -> Json:
-        entitlements.check_operates_chassis(conn, caller.org, serial)
-        return _endpoint_shape(endpoints.get_chassis_endpoint(conn, serial, valid_from))
-
-    return routing.json_response(await deps.store.read(read))
+    entitlements.check_operates_chassis(conn, caller.org, serial)
+    return _endpoint_shape(endpoints.get_chassis_endpoint(conn, serial, deps.valid_from()))
 
 
-@router.patch(ENDPOINT, operation_id="update-nvlink-nmxc-endpoint", response_model=NmxcEndpoint)
-async def update_endpoint(
-    deps: Deps, caller: ProviderAdmin, serial: Serial, body: EndpointUpdate
-) -> Response:
+@router.patch(ENDPOINT, "update-nvlink-nmxc-endpoint", NmxcEndpoint)
+def update_endpoint(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, serial: Serial, body: EndpointUpdate
+) -> Changed[Json]:
     """Let another URL speak for a chassis."""
-    update = endpoints.update_chassis_endpoint
-    return routing.json_response(await _register(deps, caller, serial, body, update))
+    return _register(conn, deps, caller, serial, body, endpoints.update_chassis_endpoint)
 
 
-@router.delete(ENDPOINT, operation_id="delete-nvlink-nmxc-endpoint", status_code=202, response_model=Message)
-async def delete_endpoint(deps: Deps, caller: ProviderAdmin, serial: Serial) -> Response:
+@router.delete(ENDPOINT, "delete-nvlink-nmxc-endpoint")
+def delete_endpoint(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, serial: Serial) -> Changed[None]:
     """Speak for a chassis no more."""
-
-    def change(conn: sa.Connection) -> Changed[None]:
-        entitlements.check_operates_chassis(conn, caller.org, serial)
-        order = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
-        return endpoints.delete_chassis_endpoint(conn, serial, order)
-
-    await deps.change(change)
-    return routing.deletion_response()
+    entitlements.check_operates_chassis(conn, caller.org, serial)
+    order = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
+    return endpoints.delete_chassis_endpoint(conn, serial, order)
 
 
-@router.get(
-    "/nvlink-partition", operation_id="get-all-nvlink-partition", response_model=list[NVLinkPartition]
-)
-async def list_partitions(
-    deps: Deps, caller: ProviderReader, query: Annotated[PhysicalPartitionQuery, Param()]
-) -> Response:
+@router.page("/nvlink-partition", "get-all-nvlink-partition", list[NVLinkPartition])
+def list_partitions(
+    conn: sa.Connection, deps: Deps, caller: ProviderReader, query: Params[PhysicalPartitionQuery]
+) -> list[Json]:
     """The partitions in the newest observations, and whose they are."""
-    return routing.sliced_response(
-        await deps.store.read(_partitions, caller, query, deps.valid_from()), query
-    )
+    mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org)).subquery()
+    wanted = sa.select(mine.c.domain)
+    if query.nvlink_domain_id is not None:
+        wanted = wanted.where(mine.c.domain == query.nvlink_domain_id)
+    logical = query.nvlink_logical_partition_id
+    return [
+        _partition_shape(partition)
+        for partition in found.partitions_of_domains(
+            conn, conn.execute(wanted).scalars().all(), deps.valid_from()
+        )
+        if query.owner in (None, partition.owner)
+        and (logical is None or partition.logical_partition == str(logical))
+    ]
 
 
-@router.post("/nvlink-partition/adopt", operation_id="adopt-nvlink-partition", response_model=NVLinkPartition)
-async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
+@router.post("/nvlink-partition/adopt", "adopt-nvlink-partition", NVLinkPartition)
+def adopt(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: Adoption) -> Changed[Json]:
     """Make a found partition the physical partition of a logical partition; no GPU is moved."""
 
     def adopt(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[Any]:
@@ -300,95 +294,25 @@ async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
         )
         return adoption.adopt_for_owner(conn, domain, name, owner, order, deps.ids)
 
-    return await _take_over(deps, caller, body, adopt)
+    return _take_over(conn, deps, caller, body, adopt)
 
 
-@router.post(
-    "/nvlink-partition/release", operation_id="release-nvlink-partition", response_model=NVLinkPartition
-)
-async def release(deps: Deps, caller: ProviderAdmin, body: FoundPartition) -> Response:
+@router.post("/nvlink-partition/release", "release-nvlink-partition", NVLinkPartition)
+def release(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: FoundPartition) -> Changed[Json]:
     """Let a found partition be taken apart."""
-    return await _take_over(deps, caller, body, found.release_partition)
+    return _take_over(conn, deps, caller, body, found.release_partition)
 
 
-@router.get(
-    "/nvlink-operation", operation_id="get-all-nvlink-operation", response_model=list[NVLinkOperation]
-)
-async def list_operations(
-    deps: Deps, caller: ProviderReader, query: Annotated[OperationQuery, Param()]
-) -> Response:
+@router.page("/nvlink-operation", "get-all-nvlink-operation", list[NVLinkOperation])
+def list_operations(conn: sa.Connection, caller: ProviderReader, query: Params[OperationQuery]) -> Page:
     """What was asked of the switch controllers, for whom, why, and what came of it."""
-    return routing.page_response(*await deps.store.read(_operations, caller, query), query)
-
-
-@router.get("/operator-step", operation_id="get-all-operator-step", response_model=list[OperatorStep])
-async def list_steps(deps: Deps, caller: ProviderReader, query: Annotated[FabricQuery, Param()]) -> Response:
-    """What operators did, and why."""
-    return routing.page_response(*await deps.store.read(_steps, caller, query), query)
-
-
-async def _register(
-    deps: ApiDeps,
-    caller: Caller,
-    serial: str,
-    body: EndpointCreate | EndpointUpdate,
-    step: Callable[[sa.Connection, str, str, OperatorOrder, IdFactory], Changed[None]],
-) -> Json:
-    def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_chassis(conn, caller.org, serial)
-        order = routing.operator_order(deps, caller, body)
-        changed = step(conn, serial, body.endpoint, order, deps.ids)
-        return Changed(_endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), changed.domains)
-
-    return await deps.change(change)
-
-
-async def _take_over(
-    deps: ApiDeps,
-    caller: Caller,
-    body: FoundPartition,
-    step: Callable[[sa.Connection, str, str, OperatorOrder], Changed[Any]],
-) -> Response:
-    def change(conn: sa.Connection) -> Changed[Json]:
-        domain = body.nvlink_domain_id
-        entitlements.check_operates_domain(conn, caller.org, domain)
-        changed = step(conn, domain, body.name, routing.operator_order(deps, caller, body))
-        views = found.partitions_of_domains(conn, [domain])
-        shown = next(_partition_shape(view) for view in views if view.partition.name == body.name)
-        return Changed(shown, changed.domains)
-
-    return routing.json_response(await deps.change(change))
-
-
-def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery, valid_from: float) -> Page:
-    provider_id = entitlements.provider_id_of(conn, caller.org)
-    mine = entitlements.operates_chassis(provider_id, endpoint_chassis.c.chassis_serial)
-    visible = endpoints.chassis_endpoint_listing().where(mine)
-    return ENDPOINT_LISTING.page(conn, visible, query, valid_from=valid_from)
-
-
-def _partitions(
-    conn: sa.Connection, caller: Caller, query: PhysicalPartitionQuery, valid_from: float
-) -> list[Json]:
-    mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org)).subquery()
-    wanted = sa.select(mine.c.domain)
-    if query.nvlink_domain_id is not None:
-        wanted = wanted.where(mine.c.domain == query.nvlink_domain_id)
-    logical = query.nvlink_logical_partition_id
-    return [
-        _partition_shape(partition)
-        for partition in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all(), valid_from)
-        if query.owner in (None, partition.owner)
-        and (logical is None or partition.logical_partition == str(logical))
-    ]
-
-
-def _operations(conn: sa.Connection, caller: Caller, query: OperationQuery) -> Page:
     mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org))
     return OPERATION_LISTING.page(conn, sa.select(operation).where(operation.c.domain.in_(mine)), query)
 
 
-def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> Page:
+@router.page("/operator-step", "get-all-operator-step", list[OperatorStep])
+def list_steps(conn: sa.Connection, caller: ProviderReader, query: Params[FabricQuery]) -> Page:
+    """What operators did, and why."""
     provider_id = entitlements.provider_id_of(conn, caller.org)
     machines = sa.select(machine.c.id).where(entitlements.operates_machine(provider_id))
     mine = sa.or_(
@@ -400,6 +324,34 @@ def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> Page:
         ),
     )
     return STEP_LISTING.page(conn, sa.select(operator_step).where(mine), query)
+
+
+def _register(
+    conn: sa.Connection,
+    deps: ApiDeps,
+    caller: Caller,
+    serial: str,
+    body: EndpointCreate | EndpointUpdate,
+    step: Callable[[sa.Connection, str, str, OperatorOrder, IdFactory], Changed[None]],
+) -> Changed[Json]:
+    entitlements.check_operates_chassis(conn, caller.org, serial)
+    changed = step(conn, serial, body.endpoint, routing.operator_order(deps, caller, body), deps.ids)
+    return Changed(_endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), changed.domains)
+
+
+def _take_over(
+    conn: sa.Connection,
+    deps: ApiDeps,
+    caller: Caller,
+    body: FoundPartition,
+    step: Callable[[sa.Connection, str, str, OperatorOrder], Changed[Any]],
+) -> Changed[Json]:
+    domain = body.nvlink_domain_id
+    entitlements.check_operates_domain(conn, caller.org, domain)
+    changed = step(conn, domain, body.name, routing.operator_order(deps, caller, body))
+    views = found.partitions_of_domains(conn, [domain])
+    shown = next(_partition_shape(view) for view in views if view.partition.name == body.name)
+    return Changed(shown, changed.domains)
 
 
 ENDPOINT_LISTING = routing.Listing(

@@ -10,18 +10,26 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import Field, StrictInt
-from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, ProviderReader, Reader, Rows
+from rackloom.carve.api.routing import (
+    AnySelect,
+    Deps,
+    Page,
+    Params,
+    ProviderAdmin,
+    ProviderReader,
+    Reader,
+    Rows,
+)
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, machine, site
 from rackloom.carve.tenancy import catalog, entitlements
+from rackloom.carve.tenancy.catalog import NewInstanceType
 
 # Query parameters.
 
@@ -208,139 +216,109 @@ def _add_machine_associations(conn: sa.Connection, shapes: dict[str, Json]) -> N
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 ONE = "/instance/type/{instanceTypeId}"
 TypeId = Annotated[UUID, Path(alias="instanceTypeId")]
 
 
-@router.get("/instance/type", operation_id="get-all-instance-type", response_model=list[InstanceType])
-async def list_types(deps: Deps, caller: Reader, query: Annotated[InstanceTypeQuery, Param()]) -> Response:
+@router.page("/instance/type", "get-all-instance-type", list[InstanceType])
+def list_types(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[InstanceTypeQuery]) -> Page:
     """The instance types that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_types, caller, query, deps.clock()), query)
+    provider_id, own_tenant_id = routing.provider_and_tenant(conn, caller)
+    visible = _types(provider_id, own_tenant_id)
+    if query.tenant_id is not None or query.exclude_unallocated:
+        tenant_id = None if query.tenant_id is None else str(query.tenant_id)
+        visible = visible.where(instance_type.c.id.in_(_allocated(tenant_id)))
+        if tenant_id not in (None, own_tenant_id):
+            # To whom a type was given is known to its provider and to that tenant.
+            visible = visible.where(site.c.provider_id == provider_id)
+    listing = routing.Listing(
+        shapes=partial(_type_shapes, now=deps.clock()), order=ORDER, filters=FILTERS, searched=SEARCHED
+    )
+    return listing.page(conn, visible, query)
 
 
-@router.post(
-    "/instance/type", operation_id="create-instance-type", status_code=201, response_model=InstanceType
-)
-async def create_type(deps: Deps, caller: ProviderAdmin, body: InstanceTypeCreate) -> Response:
+@router.create("/instance/type", "create-instance-type", InstanceType)
+def create_type(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: InstanceTypeCreate) -> Json:
     """A new instance type."""
-
-    def create(conn: sa.Connection) -> Json:
-        new = catalog.create_instance_type(
-            conn,
-            entitlements.provider_id_of(conn, caller.org),
-            site_id=str(body.site_id),
-            name=body.name,
-            description=body.description,
-            labels=body.labels,
-            capabilities=_stored_capabilities(body.machine_capabilities),
-            now=deps.clock(),
-            ids=deps.ids,
-        )
-        return _get_type(conn, caller, new, deps.clock())
-
-    return routing.created_response(await deps.store.run(create))
+    capabilities = _stored_capabilities(body.machine_capabilities)
+    wanted = NewInstanceType(str(body.site_id), body.name, body.description, body.labels, capabilities)
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    new = catalog.create_instance_type(conn, provider_id, wanted, deps.clock(), deps.ids)
+    return get_type(conn, deps, caller, UUID(new), NOTHING_MORE)
 
 
-@router.get(ONE, operation_id="get-instance-type", response_model=InstanceType)
-async def get_type(
-    deps: Deps, caller: Reader, type_id: TypeId, query: Annotated[InstanceTypeIncludes, Param()]
-) -> Response:
+@router.get(ONE, "get-instance-type", InstanceType)
+def get_type(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: Reader,
+    type_id: TypeId,
+    query: Params[InstanceTypeIncludes],
+) -> Json:
     """One instance type."""
-    return routing.json_response(await deps.store.read(_get_type, caller, type_id, deps.clock(), query))
+    visible = _types(*routing.provider_and_tenant(conn, caller))
+    mine = visible.where(instance_type.c.id == str(type_id))
+    row = require(conn.execute(mine).one_or_none(), "Could not find Instance Type with specified ID")
+    return _type_shapes(conn, [row], query, deps.clock())[0]
 
 
-@router.patch(ONE, operation_id="update-instance-type", response_model=InstanceType)
-async def update_type(
-    deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: InstanceTypeUpdate
-) -> Response:
+@router.patch(ONE, "update-instance-type", InstanceType)
+def update_type(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: InstanceTypeUpdate
+) -> Json:
     """Change an instance type."""
     capabilities = body.machine_capabilities
-
-    def update(conn: sa.Connection) -> Json:
-        catalog.update_instance_type(
-            conn,
-            entitlements.provider_id_of(conn, caller.org),
-            str(type_id),
-            name=body.name,
-            description=body.description,
-            labels=body.labels,
-            capabilities=None if capabilities is None else _stored_capabilities(capabilities),
-            now=deps.clock(),
-        )
-        return _get_type(conn, caller, type_id, deps.clock())
-
-    return routing.json_response(await deps.store.run(update))
+    catalog.update_instance_type(
+        conn,
+        entitlements.provider_id_of(conn, caller.org),
+        str(type_id),
+        name=body.name,
+        description=body.description,
+        labels=body.labels,
+        capabilities=None if capabilities is None else _stored_capabilities(capabilities),
+        now=deps.clock(),
+    )
+    return get_type(conn, deps, caller, type_id, NOTHING_MORE)
 
 
-@router.delete(ONE, operation_id="delete-instance-type", status_code=202, response_model=wire.Message)
-async def delete_type(deps: Deps, caller: ProviderAdmin, type_id: TypeId) -> Response:
+@router.delete(ONE, "delete-instance-type")
+def delete_type(conn: sa.Connection, caller: ProviderAdmin, type_id: TypeId) -> None:
     """Delete an instance type that nothing refers to."""
-
-    def delete(conn: sa.Connection) -> None:
-        catalog.delete_instance_type(conn, entitlements.provider_id_of(conn, caller.org), str(type_id))
-
-    await deps.store.run(delete)
-    return routing.deletion_response()
+    catalog.delete_instance_type(conn, entitlements.provider_id_of(conn, caller.org), str(type_id))
 
 
-@router.get(
-    f"{ONE}/machine",
-    operation_id="get-instance-type-machine-association",
-    response_model=list[MachineAssociationAnswer],
-)
-async def list_machines(
-    deps: Deps, caller: ProviderReader, type_id: TypeId, query: Annotated[AssociationQuery, Param()]
-) -> Response:
+@router.page(f"{ONE}/machine", "get-instance-type-machine-association", list[MachineAssociationAnswer])
+def list_machines(
+    conn: sa.Connection, caller: ProviderReader, type_id: TypeId, query: Params[AssociationQuery]
+) -> Page:
     """The machines of an instance type."""
-
-    def read(conn: sa.Connection) -> Page:
-        return ASSOCIATIONS.page(conn, _associations(conn, caller, type_id), query)
-
-    return routing.page_response(*await deps.store.read(read), query)
+    return ASSOCIATIONS.page(conn, _associations(conn, caller, type_id), query)
 
 
-@router.post(
-    f"{ONE}/machine",
-    operation_id="create-instance-type-machine-association",
-    status_code=201,
-    response_model=list[MachineAssociationAnswer],
-)
-async def assign_machines(
-    deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: MachineAssociation
-) -> Response:
+@router.create(f"{ONE}/machine", "create-instance-type-machine-association", list[MachineAssociationAnswer])
+def assign_machines(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: MachineAssociation
+) -> list[Json]:
     """Make machines of the site machines of this type."""
-
-    def assign(conn: sa.Connection) -> list[Json]:
-        provider_id = entitlements.provider_id_of(conn, caller.org)
-        catalog.assign_machines_to_type(conn, provider_id, str(type_id), body.machine_ids, deps.clock())
-        chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(body.machine_ids))
-        return _association_shapes(conn, conn.execute(chosen.order_by(machine.c.id)).all(), routing.NO_QUERY)
-
-    return routing.created_response(await deps.store.run(assign))
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    catalog.assign_machines_to_type(conn, provider_id, str(type_id), body.machine_ids, deps.clock())
+    chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(body.machine_ids))
+    return _association_shapes(conn, conn.execute(chosen.order_by(machine.c.id)).all(), routing.NO_QUERY)
 
 
-@router.delete(
-    f"{ONE}/machine/{{machineAssociationId}}",
-    operation_id="delete-instance-type-machine-association",
-    status_code=202,
-    response_model=wire.Message,
-)
-async def remove_machine(
+@router.delete(f"{ONE}/machine/{{machineAssociationId}}", "delete-instance-type-machine-association")
+def remove_machine(
+    conn: sa.Connection,
     deps: Deps,
     caller: ProviderAdmin,
     type_id: TypeId,
     machine_id: Annotated[str, Path(alias="machineAssociationId", max_length=64, pattern=wire.NO_NUL)],
-) -> Response:
+) -> None:
     """Take an empty machine out of the type."""
-
-    def remove(conn: sa.Connection) -> None:
-        provider_id = entitlements.provider_id_of(conn, caller.org)
-        catalog.remove_machine_from_type(conn, provider_id, str(type_id), machine_id, deps.clock())
-
-    await deps.store.run(remove)
-    return routing.deletion_response()
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    catalog.remove_machine_from_type(conn, provider_id, str(type_id), machine_id, deps.clock())
 
 
 def _types(provider_id: str, tenant_id: str) -> AnySelect:
@@ -359,34 +337,6 @@ def _allocated(tenant_id: str | None) -> sa.Select[tuple[str]]:
         allocation, allocation.c.id == allocation_constraint.c.allocation_id
     )
     return found if tenant_id is None else found.where(allocation.c.tenant_id == tenant_id)
-
-
-def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery, now: float) -> Page:
-    provider_id, own_tenant_id = routing.provider_and_tenant(conn, caller)
-    visible = _types(provider_id, own_tenant_id)
-    if query.tenant_id is not None or query.exclude_unallocated:
-        tenant_id = None if query.tenant_id is None else str(query.tenant_id)
-        visible = visible.where(instance_type.c.id.in_(_allocated(tenant_id)))
-        if tenant_id not in (None, own_tenant_id):
-            # To whom a type was given is known to its provider and to that tenant.
-            visible = visible.where(site.c.provider_id == provider_id)
-    listing = routing.Listing(
-        shapes=partial(_type_shapes, now=now), order=ORDER, filters=FILTERS, searched=SEARCHED
-    )
-    return listing.page(conn, visible, query)
-
-
-def _get_type(
-    conn: sa.Connection,
-    caller: Caller,
-    type_id: UUID | str,
-    now: float,
-    query: InstanceTypeIncludes = NOTHING_MORE,
-) -> Json:
-    visible = _types(*routing.provider_and_tenant(conn, caller))
-    mine = visible.where(instance_type.c.id == str(type_id))
-    row = require(conn.execute(mine).one_or_none(), "Could not find Instance Type with specified ID")
-    return _type_shapes(conn, [row], query, now)[0]
 
 
 def _stored_capabilities(capabilities: list[MachineCapability]) -> list[Json]:

@@ -14,7 +14,6 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from fastapi import Query as QueryParam
 from pydantic import Field, IPvAnyAddress
 from starlette.responses import Response
@@ -37,10 +36,9 @@ from rackloom.carve.api.instance_wire import (
     plan_shape,
     warning_shapes,
 )
-from rackloom.carve.api.routing import NO_QUERY, ApiDeps, Deps, DryRun, Page, Row, TenantAdmin
+from rackloom.carve.api.routing import NO_QUERY, ApiDeps, Deps, DryRun, Page, Params, Row, TenantAdmin
 from rackloom.carve.api.wire import (
     Json,
-    Message,
     PageQuery,
     RelationQuery,
     StatusDetail,
@@ -49,7 +47,7 @@ from rackloom.carve.api.wire import (
     UuidFilter,
 )
 from rackloom.carve.observation import latest
-from rackloom.carve.store.journal import StatusRecord
+from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, site, tenant
@@ -83,7 +81,7 @@ class InstanceQuery(PageQuery, RelationQuery):
 # Routes.
 
 
-router = routing.operations("/instance")
+router = routing.Operations("/instance")
 
 T = TypeVar("T")
 InstanceId = Annotated[UUID, Path(alias="instanceId")]
@@ -95,19 +93,28 @@ _BY_ID = PreparedStatement(INSTANCE_LISTING.where(table.c.id == sa.bindparam("wa
 _BY_IDS = INSTANCE_LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
-@router.get("", operation_id="get-all-instance", response_model=list[Instance])
-async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQuery, Param()]) -> Response:
+@router.page("", "get-all-instance", list[Instance])
+def list_all(conn: sa.Connection, deps: Deps, caller: TenantAdmin, query: Params[InstanceQuery]) -> Page:
     """The tenant's instances."""
-    return routing.page_response(*await deps.store.read(_list, caller.org, query, deps.valid_from()), query)
+    domains = latest.outdated_domains(conn, deps.valid_from())
+    status = outdated.shown_status_column(table, domains)
+    visible = routing.filter_rows(_OF_TENANT, (status, _stored_statuses(query.status)))
+    if query.ip_address:
+        # The interfaces are stored as they came: an address is searched as a whole JSON string.
+        kept = sa.cast(table.c.extra["interfaces"], sa.Text)
+        wanted = (kept.contains(f'"{address}"', autoescape=True) for address in query.ip_address)
+        visible = visible.where(sa.or_(*wanted))
+    listing = msgspec.structs.replace(LISTING, shapes=partial(instance_shapes, domains=domains))
+    listing = listing.by(status, instead_of=table.c.status)
+    tenant_id = entitlements.tenant_id_of(conn, caller.org)
+    # Prepared pages are for orders that are the same each time, which that by status is not in doubt.
+    is_same = visible is _OF_TENANT and not domains
+    kind = entitlements.QuotaKind.INSTANCES
+    total = partial(entitlements.count_objects, conn, tenant_id, kind) if is_same else None
+    return listing.page(conn, visible, query, total, tenant=tenant_id)
 
 
-@router.post(
-    "",
-    operation_id="create-instance",
-    status_code=201,
-    response_model=Instance,
-    responses={200: {"model": InstancePlan, "description": "With dryRun: what would be made"}},
-)
+@router.create("", "create-instance", Instance, plan=InstancePlan)
 async def create(
     deps: Deps, caller: TenantAdmin, body: InstanceCreate, dry_run: DryRun = False, if_plan: IfPlan = None
 ) -> Response:
@@ -125,13 +132,7 @@ async def create(
     return routing.created_response((await deps.change(lambda conn: _make(conn, deps, plan(conn))))[0])
 
 
-@router.post(
-    "/batch",
-    operation_id="batch-create-instance",
-    status_code=201,
-    response_model=list[Instance],
-    responses={200: {"model": InstancePlan, "description": "With dryRun: what would be made"}},
-)
+@router.create("/batch", "batch-create-instance", list[Instance], plan=InstancePlan)
 async def create_batch(
     deps: Deps,
     caller: TenantAdmin,
@@ -156,94 +157,77 @@ async def create_batch(
     return routing.created_response(await deps.change(lambda conn: _make(conn, deps, plan(conn))))
 
 
-@router.get("/{instanceId}", operation_id="get-instance", response_model=Instance)
-async def get(
-    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[RelationQuery, Param()]
-) -> Response:
+@router.get("/{instanceId}", "get-instance", Instance)
+def get(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: TenantAdmin,
+    instance_id: InstanceId,
+    query: Params[RelationQuery],
+) -> Json:
     """One instance."""
-    return routing.json_response(
-        await deps.store.read(_get, caller.org, str(instance_id), query, deps.valid_from())
-    )
+    instances.get_instance(conn, entitlements.tenant_id_of(conn, caller.org), str(instance_id))
+    rows = _BY_ID.all(conn, {"wanted": str(instance_id)})
+    return instance_shapes(conn, rows, query, latest.outdated_domains(conn, deps.valid_from()))[0]
 
 
-@router.patch("/{instanceId}", operation_id="update-instance", response_model=Instance)
-async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body: InstanceUpdate) -> Response:
+@router.patch("/{instanceId}", "update-instance", Instance)
+def update(
+    conn: sa.Connection, deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body: InstanceUpdate
+) -> Changed[Json]:
     """Change an instance; `nvLinkInterfaces` replaces the whole list."""
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        changed = instances.update_instance(
-            conn,
-            entitlements.tenant_id_of(conn, caller.org),
-            str(instance_id),
-            name=body.name,
-            description=body.description,
-            wanted=interface_specs(body.nvlink_interfaces),
-            extra=body.extra,
-            now=deps.clock(),
-            ids=deps.ids,
-        )
-        shown = _get(conn, caller.org, str(instance_id), NO_QUERY, deps.valid_from())
-        row = instances.get_instance(conn, shown["tenantId"], str(instance_id))
-        shown["warnings"] = warning_shapes(instances.warnings_of_instance(conn, row))
-        return Changed(shown, changed.domains)
-
-    return routing.json_response(await deps.change(change))
+    changed = instances.update_instance(
+        conn,
+        entitlements.tenant_id_of(conn, caller.org),
+        str(instance_id),
+        name=body.name,
+        description=body.description,
+        wanted=interface_specs(body.nvlink_interfaces),
+        extra=body.extra,
+        now=deps.clock(),
+        ids=deps.ids,
+    )
+    shown = get(conn, deps, caller, instance_id, NO_QUERY)
+    row = instances.get_instance(conn, shown["tenantId"], str(instance_id))
+    shown["warnings"] = warning_shapes(instances.warnings_of_instance(conn, row))
+    return Changed(shown, changed.domains)
 
 
-@router.delete("/{instanceId}", operation_id="delete-instance", status_code=202, response_model=Message)
-async def delete(deps: Deps, caller: TenantAdmin, instance_id: InstanceId) -> Response:
+@router.delete("/{instanceId}", "delete-instance")
+def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, instance_id: InstanceId) -> Changed[None]:
     """Release an instance."""
-
-    def release(conn: sa.Connection) -> Changed[None]:
-        return instances.delete_instance(
-            conn, entitlements.tenant_id_of(conn, caller.org), str(instance_id), deps.clock()
-        )
-
-    await deps.change(release)
-    return routing.deletion_response()
-
-
-@router.get(
-    "/{instanceId}/status-history",
-    operation_id="get-instance-status-history",
-    response_model=list[StatusDetail],
-)
-async def get_history(
-    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[PageQuery, Param()]
-) -> Response:
-    """How the instance came to its status, newest first."""
-    valid_from = deps.valid_from()
-
-    def shown(conn: sa.Connection, past: Sequence[StatusRecord]) -> Sequence[StatusRecord]:
-        row = _row(conn, caller, instance_id)
-        doubts = outdated.machine_doubts(conn, [row.machine_id], latest.outdated_domains(conn, valid_from))
-        return outdated.shown_history(row.id, row.status, past, doubts.get(row.machine_id))
-
-    return await routing.history_response(
-        deps, query, instance_id, lambda conn: _row(conn, caller, instance_id), shown
+    return instances.delete_instance(
+        conn, entitlements.tenant_id_of(conn, caller.org), str(instance_id), deps.clock()
     )
 
 
-@router.get("/{instanceId}/interface", operation_id="get-all-interface", response_model=list[KeptInterface])
-async def list_network(
-    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[KeptInterfaceQuery, Param()]
-) -> Response:
+@router.page("/{instanceId}/status-history", "get-instance-status-history", list[StatusDetail])
+def get_history(
+    conn: sa.Connection, deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Params[PageQuery]
+) -> list[Json]:
+    """How the instance came to its status, newest first."""
+    row, domains = _row(conn, caller, instance_id), latest.outdated_domains(conn, deps.valid_from())
+    doubt = outdated.machine_doubts(conn, [row.machine_id], domains).get(row.machine_id)
+    past = journal.status_histories(conn, [row.id])[row.id]
+    return routing.status_history_shape(outdated.shown_history(row.id, row.status, past, doubt))
+
+
+@router.page("/{instanceId}/interface", "get-all-interface", list[KeptInterface])
+def list_network(
+    conn: sa.Connection, caller: TenantAdmin, instance_id: InstanceId, query: Params[KeptInterfaceQuery]
+) -> list[Json]:
     """The network interfaces that the instance was asked for with."""
-    kept = await deps.store.read(_kept_interfaces, caller, instance_id, "interfaces", query)
-    return routing.sliced_response(kept, query)
+    return kept_interface_shapes(conn, _row(conn, caller, instance_id), "interfaces", query)
 
 
-@router.get(
-    "/{instanceId}/infiniband-interface",
-    operation_id="get-all-instance-infiniband-interface",
-    response_model=list[KeptInterface],
+@router.page(
+    "/{instanceId}/infiniband-interface", "get-all-instance-infiniband-interface", list[KeptInterface]
 )
-async def list_infiniband(
-    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[KeptInterfaceQuery, Param()]
-) -> Response:
+def list_infiniband(
+    conn: sa.Connection, caller: TenantAdmin, instance_id: InstanceId, query: Params[KeptInterfaceQuery]
+) -> list[Json]:
     """The InfiniBand interfaces that the instance was asked for with."""
-    kept = await deps.store.read(_kept_interfaces, caller, instance_id, "infinibandInterfaces", query)
-    return routing.sliced_response(kept, query)
+    return kept_interface_shapes(conn, _row(conn, caller, instance_id), "infinibandInterfaces", query)
 
 
 def _request(
@@ -274,25 +258,6 @@ def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[
     found = instance_shapes(conn, [rows[new] for new in made.value], NO_QUERY, {})
     warnings = warning_shapes(planned.warnings)
     return Changed([{**shape, "warnings": warnings} for shape in found], made.domains)
-
-
-def _list(conn: sa.Connection, org: str, query: InstanceQuery, valid_from: float) -> Page:
-    domains = latest.outdated_domains(conn, valid_from)
-    status = outdated.shown_status_column(table, domains)
-    visible = routing.filter_rows(_OF_TENANT, (status, _stored_statuses(query.status)))
-    if query.ip_address:
-        # The interfaces are stored as they came: an address is searched as a whole JSON string.
-        kept = sa.cast(table.c.extra["interfaces"], sa.Text)
-        wanted = (kept.contains(f'"{address}"', autoescape=True) for address in query.ip_address)
-        visible = visible.where(sa.or_(*wanted))
-    listing = msgspec.structs.replace(LISTING, shapes=partial(instance_shapes, domains=domains))
-    listing = listing.by(status, instead_of=table.c.status)
-    tenant_id = entitlements.tenant_id_of(conn, org)
-    # Prepared pages are for orders that are the same each time, which that by status is not in doubt.
-    is_same = visible is _OF_TENANT and not domains
-    kind = entitlements.QuotaKind.INSTANCES
-    total = partial(entitlements.count_objects, conn, tenant_id, kind) if is_same else None
-    return listing.page(conn, visible, query, total, tenant=tenant_id)
 
 
 def _stored_statuses(shown: Sequence[str]) -> list[str]:
@@ -331,17 +296,5 @@ LISTING = routing.Listing(
 )
 
 
-def _get(conn: sa.Connection, org: str, instance_id: str, query: RelationQuery, valid_from: float) -> Json:
-    instances.get_instance(conn, entitlements.tenant_id_of(conn, org), instance_id)
-    rows = _BY_ID.all(conn, {"wanted": instance_id})
-    return instance_shapes(conn, rows, query, latest.outdated_domains(conn, valid_from))[0]
-
-
 def _row(conn: sa.Connection, caller: Caller, instance_id: UUID) -> Row:
     return instances.get_instance(conn, entitlements.tenant_id_of(conn, caller.org), str(instance_id))
-
-
-def _kept_interfaces(
-    conn: sa.Connection, caller: Caller, instance_id: UUID, field: str, query: KeptInterfaceQuery
-) -> list[Json]:
-    return kept_interface_shapes(conn, _row(conn, caller, instance_id), field, query)

@@ -11,13 +11,11 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import Field
-from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.instance_wire import NVLinkInterface, interface_shape
-from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
+from rackloom.carve.api.routing import Deps, Page, Params, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, RelationQuery, UuidFilter
 from rackloom.carve.observation import latest
 from rackloom.carve.store.schema import instance, machine
@@ -48,57 +46,39 @@ class InterfaceQuery(InstanceInterfaceQuery):
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 INTERFACE_RELATIONS = ("Site", "Instance", "NVLinkLogicalPartition")
 
 
-@router.get(
-    "/nvlink-interface", operation_id="get-all-nvlink-interface", response_model=list[NVLinkInterface]
-)
-async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InterfaceQuery, Param()]) -> Response:
+@router.page("/nvlink-interface", "get-all-nvlink-interface", list[NVLinkInterface])
+def list_all(conn: sa.Connection, deps: Deps, caller: TenantAdmin, query: Params[InterfaceQuery]) -> Page:
     """The interfaces of all instances of the tenant."""
-    return routing.page_response(
-        *await deps.store.read(_list_all, caller.org, query, deps.valid_from()), query
-    )
-
-
-@router.get(
-    "/instance/{instanceId}/nvlink-interface",
-    operation_id="get-all-instance-nvlink-interface",
-    response_model=list[NVLinkInterface],
-)
-async def list_of_instance(
-    deps: Deps,
-    caller: TenantAdmin,
-    instance_id: Annotated[UUID, Path(alias="instanceId")],
-    query: Annotated[InstanceInterfaceQuery, Param()],
-) -> Response:
-    """The interfaces of one instance."""
-    return routing.page_response(
-        *await deps.store.read(_list_of_instance, caller.org, str(instance_id), query, deps.valid_from()),
-        query,
-    )
-
-
-def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery, valid_from: float) -> Page:
-    tenant = _tenant(conn, org)
+    tenant = _tenant(conn, caller.org)
     for site_id in query.site_id:
         entitlements.check_site_access(conn, tenant.id, str(site_id))
     for instance_id in query.instance_id:
         instances.get_instance(conn, tenant.id, str(instance_id))
     visible = instances.interface_listing().where(instance.c.tenant_id == tenant.id)
     wanted = (instance.c.site_id, query.site_id), (table.c.instance_id, query.instance_id)
-    return _page(conn, tenant, routing.filter_rows(visible, *wanted), query, valid_from)
+    return _page(conn, tenant, routing.filter_rows(visible, *wanted), query, deps.valid_from())
 
 
-def _list_of_instance(
-    conn: sa.Connection, org: str, instance_id: str, query: InstanceInterfaceQuery, valid_from: float
+@router.page(
+    "/instance/{instanceId}/nvlink-interface", "get-all-instance-nvlink-interface", list[NVLinkInterface]
+)
+def list_of_instance(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: TenantAdmin,
+    instance_id: Annotated[UUID, Path(alias="instanceId")],
+    query: Params[InstanceInterfaceQuery],
 ) -> Page:
-    tenant = _tenant(conn, org)
-    instances.get_instance(conn, tenant.id, instance_id)
-    mine = instances.interface_listing().where(table.c.instance_id == instance_id)
-    return _page(conn, tenant, mine, query, valid_from)
+    """The interfaces of one instance."""
+    tenant = _tenant(conn, caller.org)
+    instances.get_instance(conn, tenant.id, str(instance_id))
+    mine = instances.interface_listing().where(table.c.instance_id == str(instance_id))
+    return _page(conn, tenant, mine, query, deps.valid_from())
 
 
 def _page(

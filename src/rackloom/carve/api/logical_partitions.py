@@ -7,22 +7,22 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import Field
 from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_wire import InterfaceSummary, interface_summary
-from rackloom.carve.api.routing import Deps, DryRun, Page, Row, Rows, TenantAdmin
+from rackloom.carve.api.routing import Deps, DryRun, Page, Params, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import nvlink_interface, vpc
-from rackloom.carve.store.values import RefusalKind, Rejected, Status, invalid
+from rackloom.carve.store.values import Changed, RefusalKind, Rejected, Status, invalid
 from rackloom.carve.tenancy import catalog, entitlements, instances, logical_partitions, outdated
 from rackloom.carve.tenancy.instances import InterfaceRow
+from rackloom.carve.tenancy.logical_partitions import NewLogicalPartition
 from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 # Request models.
@@ -105,36 +105,34 @@ class LogicalPartitionPlan(wire.Answer):
 # Routes.
 
 
-router = routing.operations("/nvlink-logical-partition")
+router = routing.Operations("/nvlink-logical-partition")
 
 _OF_TENANT = sa.select(table).where(table.c.tenant_id == sa.bindparam("tenant"))
 PartitionId = Annotated[UUID, Path(alias="nvLinkLogicalPartitionId")]
 ONE = "/{nvLinkLogicalPartitionId}"
 
 
-@router.get("", operation_id="get-all-nvlink-logical-partition", response_model=list[NVLinkLogicalPartition])
-async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQuery, Param()]) -> Response:
+@router.page("", "get-all-nvlink-logical-partition", list[NVLinkLogicalPartition])
+def list_all(conn: sa.Connection, deps: Deps, caller: TenantAdmin, query: Params[PartitionQuery]) -> Page:
     """The tenant's logical partitions."""
-    return routing.page_response(*await deps.store.read(_list, caller, query, deps.valid_from()), query)
+    tenant_id = entitlements.tenant_id_of(conn, caller.org)
+    if query.site_id is not None:
+        _check_site(conn, tenant_id, str(query.site_id))
+    listing = msgspec.structs.replace(LISTING, shapes=partial(_shapes, valid_from=deps.valid_from()))
+    total = partial(entitlements.count_objects, conn, tenant_id, entitlements.QuotaKind.LOGICAL_PARTITIONS)
+    return listing.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
 
 
-@router.post(
-    "",
-    operation_id="create-nvlink-logical-partition",
-    response_model=NVLinkLogicalPartition,
-    status_code=201,
-    responses={200: {"model": LogicalPartitionPlan, "description": "With dryRun: what would be made"}},
-)
+@router.create("", "create-nvlink-logical-partition", NVLinkLogicalPartition, plan=LogicalPartitionPlan)
 async def create(
     deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate, dry_run: DryRun = False
 ) -> Response:
     """A new logical partition."""
+    wanted = NewLogicalPartition(str(body.site_id), body.name, body.description)
 
     def check(conn: sa.Connection) -> None:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        logical_partitions.check_new_logical_partition(
-            conn, tenant_id, str(body.site_id), body.name, deps.clock()
-        )
+        logical_partitions.check_new_logical_partition(conn, tenant_id, wanted, deps.clock())
 
     if dry_run:
         await deps.store.read(check)
@@ -142,79 +140,53 @@ async def create(
 
     def create(conn: sa.Connection) -> Json:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        new = logical_partitions.create_logical_partition(
-            conn,
-            tenant_id,
-            site_id=str(body.site_id),
-            name=body.name,
-            description=body.description,
-            now=deps.clock(),
-            ids=deps.ids,
-        )
+        new = logical_partitions.create_logical_partition(conn, tenant_id, wanted, deps.clock(), deps.ids)
         return _shown(conn, tenant_id, new)
 
     return routing.created_response(await deps.store.run(create))
 
 
-@router.get(ONE, operation_id="get-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
-async def get(
-    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PartitionIncludes, Param()]
-) -> Response:
+@router.get(ONE, "get-nvlink-logical-partition", NVLinkLogicalPartition)
+def get(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: TenantAdmin,
+    partition_id: PartitionId,
+    query: Params[PartitionIncludes],
+) -> Json:
     """One logical partition."""
-    valid_from = deps.valid_from()
-    return routing.json_response(await deps.store.read(_get, caller, partition_id, query, valid_from))
+    return _shapes(conn, [_row(conn, caller, partition_id)], query, deps.valid_from())[0]
 
 
-@router.patch(ONE, operation_id="update-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
-async def update(
-    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, body: LogicalPartitionUpdate
-) -> Response:
+@router.patch(ONE, "update-nvlink-logical-partition", NVLinkLogicalPartition)
+def update(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: TenantAdmin,
+    partition_id: PartitionId,
+    body: LogicalPartitionUpdate,
+) -> Json:
     """Change the name or description."""
-
-    def update(conn: sa.Connection) -> Json:
-        tenant_id, now = entitlements.tenant_id_of(conn, caller.org), deps.clock()
-        logical_partitions.update_logical_partition(
-            conn, tenant_id, str(partition_id), name=body.name, description=body.description, now=now
-        )
-        return _shown(conn, tenant_id, str(partition_id))
-
-    return routing.json_response(await deps.store.run(update))
+    tenant_id, now = entitlements.tenant_id_of(conn, caller.org), deps.clock()
+    logical_partitions.update_logical_partition(
+        conn, tenant_id, str(partition_id), name=body.name, description=body.description, now=now
+    )
+    return _shown(conn, tenant_id, str(partition_id))
 
 
-@router.delete(
-    ONE, operation_id="delete-nvlink-logical-partition", response_model=wire.Message, status_code=202
-)
-async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> Response:
+@router.delete(ONE, "delete-nvlink-logical-partition")
+def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> Changed[None]:
     """Delete a logical partition that nothing refers to."""
-    await deps.change(
-        lambda conn: logical_partitions.delete_logical_partition(
-            conn, entitlements.tenant_id_of(conn, caller.org), str(partition_id), deps.clock()
-        )
-    )
-    return routing.deletion_response()
-
-
-@router.get(
-    f"{ONE}/status-history",
-    operation_id="get-nvlink-logical-partition-status-history",
-    response_model=list[wire.StatusDetail],
-)
-async def get_history(
-    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[wire.PageQuery, Param()]
-) -> Response:
-    """How the logical partition came to its status, newest first."""
-    return await routing.history_response(
-        deps, query, partition_id, lambda conn: _row(conn, caller, partition_id)
-    )
-
-
-def _list(conn: sa.Connection, caller: Caller, query: PartitionQuery, valid_from: float) -> Page:
     tenant_id = entitlements.tenant_id_of(conn, caller.org)
-    if query.site_id is not None:
-        _check_site(conn, tenant_id, str(query.site_id))
-    listing = msgspec.structs.replace(LISTING, shapes=partial(_shapes, valid_from=valid_from))
-    total = partial(entitlements.count_objects, conn, tenant_id, entitlements.QuotaKind.LOGICAL_PARTITIONS)
-    return listing.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
+    return logical_partitions.delete_logical_partition(conn, tenant_id, str(partition_id), deps.clock())
+
+
+@router.page(f"{ONE}/status-history", "get-nvlink-logical-partition-status-history", list[wire.StatusDetail])
+def get_history(
+    conn: sa.Connection, caller: TenantAdmin, partition_id: PartitionId, query: Params[wire.PageQuery]
+) -> list[Json]:
+    """How the logical partition came to its status, newest first."""
+    return routing.history(conn, _row(conn, caller, partition_id).id)
 
 
 def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
@@ -238,12 +210,6 @@ def _shown(conn: sa.Connection, tenant_id: str, partition_id: str) -> Json:
     return _shapes(conn, [row], NOTHING_MORE, 0.0)[0]
 
 
-def _get(
-    conn: sa.Connection, caller: Caller, partition_id: UUID, query: PartitionIncludes, valid_from: float
-) -> Json:
-    return _shapes(conn, [_row(conn, caller, partition_id)], query, valid_from)[0]
-
-
 def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes, valid_from: float) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     shapes = [
@@ -257,17 +223,13 @@ def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes, valid_fro
     ]
     routing.add_relations(conn, shapes, query.relations("Site", "Tenant"))
     if query.include_vpcs:
-        _add_vpcs(conn, shapes)
+        by_id = {shape["id"]: shape for shape in shapes}
+        referring = sa.select(vpc).where(vpc.c.logical_partition_id.in_(by_id)).order_by(vpc.c.id)
+        for row in conn.execute(referring):
+            by_id[row.logical_partition_id].setdefault("vpcs", []).append(routing.summary_shape(row))
     if query.include_interfaces or query.include_stats:
         _add_interfaces(conn, shapes, query, latest.outdated_domains(conn, valid_from))
     return shapes
-
-
-def _add_vpcs(conn: sa.Connection, shapes: list[Json]) -> None:
-    by_id = {shape["id"]: shape for shape in shapes}
-    rows = conn.execute(sa.select(vpc).where(vpc.c.logical_partition_id.in_(by_id)).order_by(vpc.c.id))
-    for row in rows:
-        by_id[row.logical_partition_id].setdefault("vpcs", []).append(routing.summary_shape(row))
 
 
 def _add_interfaces(

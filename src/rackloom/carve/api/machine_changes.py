@@ -11,10 +11,9 @@ from uuid import UUID
 import sqlalchemy as sa
 from pydantic import StringConstraints
 from pydantic import model_validator as validator
-from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
-from rackloom.carve.api.machines import Machine, MachineId, MachineIncludes, shown_machine
+from rackloom.carve.api.machines import Machine, MachineId, MachineIncludes, get_machine
 from rackloom.carve.api.routing import Deps, ProviderAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.inventory import enrolment, maintenance
@@ -57,44 +56,37 @@ class MachineUpdate(wire.Body):
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 ONE = "/machine/{machineId}"
 
 
-@router.patch(ONE, operation_id="update-machine", response_model=Machine)
-async def update(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: MachineUpdate) -> Response:
+@router.patch(ONE, "update-machine", Machine)
+def update(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: MachineUpdate
+) -> Json:
     """Change the instance type or the labels of a machine, or begin or end its maintenance."""
-
-    def update(conn: sa.Connection) -> Json:
-        entitlements.check_operates_machine(conn, caller.org, machine_id)
-        now = deps.clock()
-        if body.set_maintenance_mode is not None:
-            order = OperatorOrder(
-                caller.subject, body.maintenance_message or "maintenance ended", now, deps.valid_from()
-            )
-            begins = body.set_maintenance_mode
-            step = maintenance.begin_maintenance if begins else maintenance.uncordon_machine
-            step(conn, machine_id, order)
-        elif body.labels is not None:
-            catalog.set_machine_labels(conn, machine_id, body.labels, now)
-        else:
-            wanted = None if body.instance_type_id is None else str(body.instance_type_id)
-            provider_id = entitlements.provider_id_of(conn, caller.org)
-            catalog.set_machine_type(conn, provider_id, machine_id, wanted, now)
-        return shown_machine(conn, caller, machine_id, MachineIncludes(), deps)
-
-    return routing.json_response(await deps.store.run(update))
+    entitlements.check_operates_machine(conn, caller.org, machine_id)
+    now = deps.clock()
+    if body.set_maintenance_mode is not None:
+        order = OperatorOrder(
+            caller.subject, body.maintenance_message or "maintenance ended", now, deps.valid_from()
+        )
+        begins = body.set_maintenance_mode
+        step = maintenance.begin_maintenance if begins else maintenance.uncordon_machine
+        step(conn, machine_id, order)
+    elif body.labels is not None:
+        catalog.set_machine_labels(conn, machine_id, body.labels, now)
+    else:
+        wanted = None if body.instance_type_id is None else str(body.instance_type_id)
+        provider_id = entitlements.provider_id_of(conn, caller.org)
+        catalog.set_machine_type(conn, provider_id, machine_id, wanted, now)
+    return get_machine(conn, deps, caller, machine_id, MachineIncludes())
 
 
-@router.delete(ONE, operation_id="delete-machine", status_code=202, response_model=wire.Message)
-async def delete(deps: Deps, caller: ProviderAdmin, machine_id: MachineId) -> Response:
+@router.delete(ONE, "delete-machine")
+def delete(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, machine_id: MachineId) -> Changed[None]:
     """Forget a machine that is gone: it carries nothing, and its switch controller does not list it."""
-
-    def delete(conn: sa.Connection) -> Changed[None]:
-        entitlements.check_operates_machine(conn, caller.org, machine_id)
-        order = OperatorOrder(caller.subject, "machine deleted", deps.clock(), deps.valid_from())
-        return Changed(None, enrolment.delete_missing_machine(conn, machine_id, order))
-
-    await deps.change(delete)
-    return routing.deletion_response()
+    entitlements.check_operates_machine(conn, caller.org, machine_id)
+    order = OperatorOrder(caller.subject, "machine deleted", deps.clock(), deps.valid_from())
+    return Changed(None, enrolment.delete_missing_machine(conn, machine_id, order))

@@ -5,7 +5,7 @@ GPU the module id, GUID, the source of the GUID, and health.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal
@@ -13,15 +13,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
-from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, Reader, Row, Rows
+from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, Params, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.partitions import ownership
 from rackloom.carve.store import journal
@@ -225,77 +223,25 @@ def nvlink_info_shape(row: Row, gpus: Rows, healths: Mapping[int, GpuHealth]) ->
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.NO_NUL)]
 
 
-@router.get("/machine", operation_id="get-all-machine", response_model=list[Machine])
-async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
+@router.page("/machine", "get-all-machine", list[Machine])
+def list_machines(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[MachineQuery]) -> Page:
     """The machines that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_machines, caller, query, deps), query)
-
-
-@router.get(
-    "/machine-capability", operation_id="get-all-machine-capabilities", response_model=list[Capability]
-)
-async def list_capabilities(
-    deps: Deps, caller: Reader, query: Annotated[CapabilityQuery, Param()]
-) -> Response:
-    """What the machines that the caller may see have, by type and name; each capability once."""
-    if query.order_by is not None:
-        raise invalid("Invalid orderBy value in query", orderBy="capabilities have one order")
-    return routing.sliced_response(await deps.store.read(_capabilities, caller, query), query)
-
-
-# Before `/machine/{machineId}`, or "gpu" would be read as an id.
-@router.get("/machine/gpu/stats", operation_id="get-machine-gpu-stats", response_model=list[GpuStats])
-async def gpu_stats(deps: Deps, caller: Reader, query: Annotated[GpuStatsQuery, Param()]) -> Response:
-    """GPUs by product, of the machines that the caller may see."""
-    site_id = None if query.site_id is None else str(query.site_id)
-    return routing.json_response(await deps.store.read(gpu_stats_shapes, caller, site_id))
-
-
-@router.get("/machine/{machineId}", operation_id="get-machine", response_model=Machine)
-async def get_machine(
-    deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[MachineIncludes, Param()]
-) -> Response:
-    """One machine."""
-    return routing.json_response(await deps.store.read(shown_machine, caller, machine_id, query, deps))
-
-
-@router.get(
-    "/machine/{machineId}/status-history",
-    operation_id="get-machine-status-history",
-    response_model=list[wire.StatusDetail],
-)
-async def get_history(
-    deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[wire.PageQuery, Param()]
-) -> Response:
-    """What operators did to the machine, newest first."""
-    return await routing.history_response(
-        deps, query, machine_id, lambda conn: _row(conn, caller, machine_id)
-    )
-
-
-def _machines(provider_id: str, tenant_id: str) -> AnySelect:
-    """The visible machines, and whether the reader provides each."""
-    return (
-        catalog.machine_listing()
-        .add_columns(site.c.provider_id, (site.c.provider_id == provider_id).label("is_provided"))
-        .join(site, site.c.id == machine.c.site_id)
-        .where(sa.or_(site.c.provider_id == provider_id, instance.c.tenant_id == tenant_id))
-    )
-
-
-def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, deps: ApiDeps) -> Page:
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     visible = _machines(provider_id, tenant_id)
+    has_gpu = sa.exists().where(machine_gpu.c.machine_id == machine.c.id)
     wanted = (
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
         (query.has_instance, instance.c.id.is_not(None) == query.has_instance),
         (query.is_missing_on_site, machine.c.missing_since.is_not(None) == query.is_missing_on_site),
-        (query.hw_sku_device_type or None, _has_sku(query.hw_sku_device_type)),
+        (
+            query.hw_sku_device_type or None,
+            has_gpu if GPU_SKU_TYPE in query.hw_sku_device_type else sa.false(),
+        ),
     )
     for value, condition in wanted:
         if value is not None:
@@ -316,8 +262,11 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, dep
     return listing.page(conn, visible, query)
 
 
-def _capabilities(conn: sa.Connection, caller: Caller, query: CapabilityQuery) -> list[Json]:
-    """The different capabilities of the visible machines, as their instance types say; these are few."""
+@router.page("/machine-capability", "get-all-machine-capabilities", list[Capability])
+def list_capabilities(conn: sa.Connection, caller: Reader, query: Params[CapabilityQuery]) -> list[Json]:
+    """What the machines that the caller may see have, by type and name; each capability once."""
+    if query.order_by is not None:
+        raise invalid("Invalid orderBy value in query", orderBy="capabilities have one order")
     visible = routing.filter_rows(
         _machines(*routing.provider_and_tenant(conn, caller)), (machine.c.site_id, query.site_id)
     ).subquery()
@@ -334,23 +283,11 @@ def _capabilities(conn: sa.Connection, caller: Caller, query: CapabilityQuery) -
     return sorted(different, key=lambda capability: (capability["type"], capability["name"]))
 
 
-def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
-    has_gpu = sa.exists().where(machine_gpu.c.machine_id == machine.c.id)
-    return has_gpu if GPU_SKU_TYPE in kinds else sa.false()
-
-
-def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
-    """Instance types that have the capability; types are few, and their capabilities are JSON."""
-    types = conn.execute(sa.select(instance_type.c.id, instance_type.c.capabilities))
-    return [
-        row.id
-        for row in types
-        if any(
-            query.capability_type in (None, capability["type"])
-            and (not query.capability_name or capability["name"] in query.capability_name)
-            for capability in row.capabilities
-        )
-    ]
+# Before `/machine/{machineId}`, or "gpu" would be read as an id.
+@router.get("/machine/gpu/stats", "get-machine-gpu-stats", list[GpuStats])
+def gpu_stats(conn: sa.Connection, caller: Reader, query: Params[GpuStatsQuery]) -> list[Json]:
+    """GPUs by product, of the machines that the caller may see."""
+    return gpu_stats_shapes(conn, caller, None if query.site_id is None else str(query.site_id))
 
 
 def gpu_stats_shapes(conn: sa.Connection, caller: Caller, site_id: str | None) -> list[Json]:
@@ -372,11 +309,48 @@ def gpu_stats_shapes(conn: sa.Connection, caller: Caller, site_id: str | None) -
     return [{"name": name, "gpus": gpus[name], "machines": having[name]} for name in sorted(having)]
 
 
-def shown_machine(
-    conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes, deps: ApiDeps
+@router.get("/machine/{machineId}", "get-machine", Machine)
+def get_machine(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: Reader,
+    machine_id: MachineId,
+    query: Params[MachineIncludes],
 ) -> Json:
-    """One machine, as the caller may see it."""
+    """One machine."""
     return _machine_shapes(conn, [_row(conn, caller, machine_id)], query, deps)[0]
+
+
+@router.page("/machine/{machineId}/status-history", "get-machine-status-history", list[wire.StatusDetail])
+def get_history(
+    conn: sa.Connection, caller: Reader, machine_id: MachineId, query: Params[wire.PageQuery]
+) -> list[Json]:
+    """What operators did to the machine, newest first."""
+    return routing.history(conn, _row(conn, caller, machine_id).id)
+
+
+def _machines(provider_id: str, tenant_id: str) -> AnySelect:
+    """The visible machines, and whether the reader provides each."""
+    return (
+        catalog.machine_listing()
+        .add_columns(site.c.provider_id, (site.c.provider_id == provider_id).label("is_provided"))
+        .join(site, site.c.id == machine.c.site_id)
+        .where(sa.or_(site.c.provider_id == provider_id, instance.c.tenant_id == tenant_id))
+    )
+
+
+def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
+    """Instance types that have the capability; types are few, and their capabilities are JSON."""
+    types = conn.execute(sa.select(instance_type.c.id, instance_type.c.capabilities))
+    return [
+        row.id
+        for row in types
+        if any(
+            query.capability_type in (None, capability["type"])
+            and (not query.capability_name or capability["name"] in query.capability_name)
+            for capability in row.capabilities
+        )
+    ]
 
 
 def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:

@@ -183,7 +183,7 @@ class RouteIndex(BaseRoute):
         self._routes: dict[tuple[str, str], list[APIRoute]] = defaultdict(list)
         for route in routes:
             if not route.path.startswith(f"{base}/"):
-                raise ValueError(f"{route.path}: build its router with `routing.operations`")
+                raise ValueError(f"{route.path}: build its router with `routing.Operations`")
             word = self._word(route.path)
             if "{" in word:
                 raise ValueError(f"{route.path}: no word follows {base}")

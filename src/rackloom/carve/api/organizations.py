@@ -60,10 +60,10 @@ class Metadata(Answer):
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 
-@router.get("/metadata", operation_id="get-metadata", response_model=Metadata)
+@router.get("/metadata", "get-metadata", Metadata)
 async def metadata(_caller: AnyCaller) -> Response:
     """Which versions of the contract are served, what of them is not, and which build this is."""
     served = {"version": CONTRACTS[-1], "contracts": CONTRACTS, "unserved": sorted(UNSERVED)}
@@ -71,7 +71,7 @@ async def metadata(_caller: AnyCaller) -> Response:
     return routing.json_response(served | build)
 
 
-@router.get("/tenant/current", operation_id="get-current-tenant", response_model=Tenant)
+@router.get("/tenant/current", "get-current-tenant", Tenant)
 async def tenant(request: Request, deps: Deps, caller: TenantAdmin) -> Response:
     """The tenant of the org, made by the first call."""
     found = await routing.make_tenant(request, deps, caller.org, entitled=False)
@@ -79,34 +79,26 @@ async def tenant(request: Request, deps: Deps, caller: TenantAdmin) -> Response:
     return routing.json_response(shape(Tenant, found, capabilities=capabilities))
 
 
-@router.get(
-    "/infrastructure-provider/current", operation_id="get-current-infrastructure-provider", response_model=Org
-)
-async def provider(deps: Deps, caller: ProviderReader) -> Response:
+@router.get("/infrastructure-provider/current", "get-current-infrastructure-provider", Org)
+def provider(conn: sa.Connection, caller: ProviderReader) -> Json:
     """The infrastructure provider of the org."""
-    row = await deps.store.read(entitlements.get_provider, caller.org)
-    return routing.json_response(routing.org_shape(row))
+    return routing.org_shape(entitlements.get_provider(conn, caller.org))
 
 
-@router.get(
-    "/service-account/current", operation_id="get-current-service-account", response_model=ServiceAccount
-)
-async def service_account(deps: Deps, caller: AnyCaller) -> Response:
+@router.get("/service-account/current", "get-current-service-account", ServiceAccount)
+def service_account(conn: sa.Connection, caller: AnyCaller) -> Json:
     """Whether the org is provider and tenant in one, and as which."""
-    return routing.json_response(await deps.store.read(_service_account, caller.org))
-
-
-@cache
-def _build_time() -> float:
-    """When the files of this build were written, in seconds since the epoch."""
-    return Path(__file__).stat().st_mtime
-
-
-def _service_account(conn: sa.Connection, org: str) -> Json:
-    provider, tenant = entitlements.find_provider(conn, org), entitlements.find_tenant(conn, org)
+    provider = entitlements.find_provider(conn, caller.org)
+    tenant = entitlements.find_tenant(conn, caller.org)
     both = provider is not None and tenant is not None
     return {
         "enabled": both,
         "infrastructureProviderId": provider.id if provider and both else None,
         "tenantId": tenant.id if tenant and both else None,
     }
+
+
+@cache
+def _build_time() -> float:
+    """When the files of this build were written, in seconds since the epoch."""
+    return Path(__file__).stat().st_mtime

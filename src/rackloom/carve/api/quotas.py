@@ -6,7 +6,6 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import Path
 from pydantic import Field, StrictInt
-from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.routing import Deps, ProviderAdmin, ProviderReader, TenantAdmin
@@ -43,44 +42,36 @@ class Quota(wire.Answer):
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 OF_TENANT = "/tenant/{tenantId}/quota"
 TenantId = Annotated[UUID, Path(alias="tenantId")]
 
 
-@router.get("/tenant/current/quota", operation_id="get-current-tenant-quota", response_model=list[Quota])
-async def read_own(deps: Deps, caller: TenantAdmin) -> Response:
+@router.get("/tenant/current/quota", "get-current-tenant-quota", list[Quota])
+def read_own(conn: sa.Connection, deps: Deps, caller: TenantAdmin) -> list[Json]:
     """The caller's quotas."""
-
-    def read(conn: sa.Connection) -> list[Json]:
-        return _shapes(conn, entitlements.tenant_id_of(conn, caller.org), deps.clock())
-
-    return routing.json_response(await deps.store.read(read))
+    return _shapes(conn, entitlements.tenant_id_of(conn, caller.org), deps.clock())
 
 
-@router.get(OF_TENANT, operation_id="get-tenant-quota", response_model=list[Quota])
-async def read_of_tenant(deps: Deps, caller: ProviderReader, tenant_id: TenantId) -> Response:
+@router.get(OF_TENANT, "get-tenant-quota", list[Quota])
+def read_of_tenant(
+    conn: sa.Connection, deps: Deps, caller: ProviderReader, tenant_id: TenantId
+) -> list[Json]:
     """The quotas of a tenant that has an allocation at a site of the caller."""
-
-    def read(conn: sa.Connection) -> list[Json]:
-        entitlements.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
-        return _shapes(conn, str(tenant_id), deps.clock())
-
-    return routing.json_response(await deps.store.read(read))
+    entitlements.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
+    return _shapes(conn, str(tenant_id), deps.clock())
 
 
-@router.patch(OF_TENANT, operation_id="update-tenant-quota", response_model=list[Quota])
-async def update(deps: Deps, caller: ProviderAdmin, tenant_id: TenantId, body: QuotaUpdate) -> Response:
+@router.patch(OF_TENANT, "update-tenant-quota", list[Quota])
+def update(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, tenant_id: TenantId, body: QuotaUpdate
+) -> list[Json]:
     """Set limits. One below what the tenant has takes nothing away, and refuses anything new."""
-
-    def update(conn: sa.Connection) -> list[Json]:
-        entitlements.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
-        limits = {change.resource: change.limit for change in body.quotas}
-        entitlements.set_quotas(conn, str(tenant_id), limits, deps.clock())
-        return _shapes(conn, str(tenant_id), deps.clock())
-
-    return routing.json_response(await deps.store.run(update))
+    entitlements.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
+    limits = {change.resource: change.limit for change in body.quotas}
+    entitlements.set_quotas(conn, str(tenant_id), limits, deps.clock())
+    return _shapes(conn, str(tenant_id), deps.clock())
 
 
 def _shapes(conn: sa.Connection, tenant_id: str, now: float) -> list[Json]:

@@ -12,13 +12,20 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import AwareDatetime, Field, StrictInt, model_validator
-from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderAdmin, Reader, Row, Rows
+from rackloom.carve.api.routing import (
+    AnySelect,
+    Deps,
+    Page,
+    Params,
+    ProviderAdmin,
+    Reader,
+    Row,
+    Rows,
+)
 from rackloom.carve.api.wire import Json
 from rackloom.carve.partitions import ownership
 from rackloom.carve.store.journal import OperatorOrder
@@ -173,102 +180,17 @@ def _shape(row: Row, machines: list[Json], users: Mapping[str, str], is_active: 
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 ONE = "/tray-reservation/{trayReservationId}"
 ReservationId = Annotated[UUID, Path(alias="trayReservationId")]
 
 
-@router.get(
-    "/tray-reservation", operation_id="get-all-tray-reservation", response_model=list[TrayReservation]
-)
-async def list_reservations(
-    deps: Deps, caller: Reader, query: Annotated[TrayReservationQuery, Param()]
-) -> Response:
+@router.page("/tray-reservation", "get-all-tray-reservation", list[TrayReservation])
+def list_reservations(
+    conn: sa.Connection, deps: Deps, caller: Reader, query: Params[TrayReservationQuery]
+) -> Page:
     """The reservations that the caller made or that are for it, past ones too."""
-    return routing.page_response(*await deps.store.read(_list, caller, query, deps), query)
-
-
-@router.post(
-    "/tray-reservation",
-    operation_id="create-tray-reservation",
-    response_model=TrayReservation,
-    status_code=201,
-)
-async def create(deps: Deps, caller: ProviderAdmin, body: TrayReservationCreate) -> Response:
-    """Keep trays for a tenant until a time."""
-
-    def create(conn: sa.Connection) -> Json:
-        request = ReservationRequest(
-            tenant_id=str(body.tenant_id),
-            until=body.until.timestamp(),
-            machine_ids=None if body.machine_ids is None else tuple(body.machine_ids),
-            type_id=None if body.instance_type_id is None else str(body.instance_type_id),
-            count=body.count,
-            domain=body.nvlink_domain_id,
-            rack=body.rack,
-            one_domain=body.topology_optimized,
-        )
-        provider_id = entitlements.provider_id_of(conn, caller.org)
-        order = routing.operator_order(deps, caller, body)
-        new = reservations.create_reservation(conn, provider_id, request, order, deps.ids)
-        return _get(conn, caller, new, deps)
-
-    return routing.created_response(await deps.store.run(create))
-
-
-@router.get(ONE, operation_id="get-tray-reservation", response_model=TrayReservation)
-async def get(deps: Deps, caller: Reader, reservation_id: ReservationId) -> Response:
-    """One reservation."""
-    return routing.json_response(await deps.store.read(_get, caller, str(reservation_id), deps))
-
-
-@router.patch(ONE, operation_id="update-tray-reservation", response_model=TrayReservation)
-async def update(
-    deps: Deps, caller: ProviderAdmin, reservation_id: ReservationId, body: TrayReservationUpdate
-) -> Response:
-    """Extend or shorten a reservation, or change its trays."""
-
-    def update(conn: sa.Connection) -> Json:
-        reservations.update_reservation(
-            conn,
-            entitlements.provider_id_of(conn, caller.org),
-            str(reservation_id),
-            until=None if body.until is None else body.until.timestamp(),
-            machine_ids=body.machine_ids,
-            count=body.count,
-            order=routing.operator_order(deps, caller, body),
-        )
-        return _get(conn, caller, str(reservation_id), deps)
-
-    return routing.json_response(await deps.store.run(update))
-
-
-@router.delete(ONE, operation_id="delete-tray-reservation", status_code=202, response_model=wire.Message)
-async def delete(deps: Deps, caller: ProviderAdmin, reservation_id: ReservationId) -> Response:
-    """Free the trays now; instances on them stay."""
-
-    def delete(conn: sa.Connection) -> None:
-        provider_id = entitlements.provider_id_of(conn, caller.org)
-        order = OperatorOrder(caller.subject, "reservation deleted", deps.clock())
-        reservations.delete_reservation(conn, provider_id, str(reservation_id), order)
-
-    await deps.store.run(delete)
-    return routing.deletion_response()
-
-
-def _visible(conn: sa.Connection, caller: Caller) -> AnySelect:
-    """The reservations that the caller may see, and whether it provides the trays of each."""
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
-    return (
-        sa.select(tray_reservation, tenant.c.org, (site.c.provider_id == provider_id).label("is_provided"))
-        .join(site, site.c.id == tray_reservation.c.site_id)
-        .join(tenant, tenant.c.id == tray_reservation.c.tenant_id)
-        .where(sa.or_(site.c.provider_id == provider_id, tray_reservation.c.tenant_id == tenant_id))
-    )
-
-
-def _list(conn: sa.Connection, caller: Caller, query: TrayReservationQuery, deps: ApiDeps) -> Page:
     now, visible = deps.clock(), _visible(conn, caller)
     if query.is_active is not None:
         active = tray_reservation.c.id.in_(list(reservations_in_force(conn, now)))
@@ -281,7 +203,68 @@ def _list(conn: sa.Connection, caller: Caller, query: TrayReservationQuery, deps
     return listing.page(conn, visible, query)
 
 
-def _get(conn: sa.Connection, caller: Caller, reservation_id: str, deps: ApiDeps) -> Json:
-    mine = _visible(conn, caller).where(tray_reservation.c.id == reservation_id)
+@router.create("/tray-reservation", "create-tray-reservation", TrayReservation)
+def create(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: TrayReservationCreate) -> Json:
+    """Keep trays for a tenant until a time."""
+    request = ReservationRequest(
+        tenant_id=str(body.tenant_id),
+        until=body.until.timestamp(),
+        machine_ids=None if body.machine_ids is None else tuple(body.machine_ids),
+        type_id=None if body.instance_type_id is None else str(body.instance_type_id),
+        count=body.count,
+        domain=body.nvlink_domain_id,
+        rack=body.rack,
+        one_domain=body.topology_optimized,
+    )
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    order = routing.operator_order(deps, caller, body)
+    new = reservations.create_reservation(conn, provider_id, request, order, deps.ids)
+    return get(conn, deps, caller, UUID(new))
+
+
+@router.get(ONE, "get-tray-reservation", TrayReservation)
+def get(conn: sa.Connection, deps: Deps, caller: Reader, reservation_id: ReservationId) -> Json:
+    """One reservation."""
+    mine = _visible(conn, caller).where(tray_reservation.c.id == str(reservation_id))
     row = require(conn.execute(mine).one_or_none(), "Could not find Tray Reservation with specified ID")
     return _shapes(conn, [row], deps.clock())[0]
+
+
+@router.patch(ONE, "update-tray-reservation", TrayReservation)
+def update(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: ProviderAdmin,
+    reservation_id: ReservationId,
+    body: TrayReservationUpdate,
+) -> Json:
+    """Extend or shorten a reservation, or change its trays."""
+    reservations.update_reservation(
+        conn,
+        entitlements.provider_id_of(conn, caller.org),
+        str(reservation_id),
+        until=None if body.until is None else body.until.timestamp(),
+        machine_ids=body.machine_ids,
+        count=body.count,
+        order=routing.operator_order(deps, caller, body),
+    )
+    return get(conn, deps, caller, reservation_id)
+
+
+@router.delete(ONE, "delete-tray-reservation")
+def delete(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, reservation_id: ReservationId) -> None:
+    """Free the trays now; instances on them stay."""
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    order = OperatorOrder(caller.subject, "reservation deleted", deps.clock())
+    reservations.delete_reservation(conn, provider_id, str(reservation_id), order)
+
+
+def _visible(conn: sa.Connection, caller: Caller) -> AnySelect:
+    """The reservations that the caller may see, and whether it provides the trays of each."""
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+    return (
+        sa.select(tray_reservation, tenant.c.org, (site.c.provider_id == provider_id).label("is_provided"))
+        .join(site, site.c.id == tray_reservation.c.site_id)
+        .join(tenant, tenant.c.id == tray_reservation.c.tenant_id)
+        .where(sa.or_(site.c.provider_id == provider_id, tray_reservation.c.tenant_id == tenant_id))
+    )

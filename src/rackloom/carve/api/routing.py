@@ -1,4 +1,7 @@
-"""What routes share: dependencies and callers, pages, filters, related objects, histories, responses.
+"""What routes share: operations, dependencies and callers, pages, filters, related objects, responses.
+
+A module declares its routes with `Operations`. Most of them are plain functions of a connection: the route
+runs the function in one transaction and responds with its value.
 
 `Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `Administrator`,
 `AnyCaller`) are FastAPI dependencies; a route declares the roles that it needs by the type of its caller, and
@@ -19,10 +22,11 @@ generated from the published description reject a whole response for an unknown 
 
 import secrets
 from collections import namedtuple
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Annotated, Any, TypeAlias, TypeVar
+from inspect import Parameter, Signature, iscoroutinefunction, signature
+from typing import Annotated, Any, TypeAlias, TypeVar, get_origin
 from uuid import UUID
 
 import msgspec
@@ -32,6 +36,7 @@ from fastapi import Query as QueryParam
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from rackloom.carve.api import access, wire
 from rackloom.carve.api.audit_middleware import begin_trail, complete_trail
@@ -52,6 +57,9 @@ from rackloom.runtime.traces import NO_TRACES, Traces
 # Operations.
 
 
+Page = tuple[Sequence[Json], int]
+"""The objects of a page, and how many there are on all pages."""
+
 # The body of each is `wire.Problem`, which `complete_openapi` says: a model named here would be built anew
 # for each status of each of a hundred routes, at every start.
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -68,15 +76,101 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def operations(prefix: str = "") -> APIRouter:
-    """A router for operations below an organisation, whose paths begin with `prefix` there."""
-    return APIRouter(prefix=access.BASE + prefix, responses=ERRORS, route_class=OperationRoute)
+T = TypeVar("T")
+Work = TypeVar("Work", bound=Callable[..., object])
+Params: TypeAlias = Annotated[T, QueryParam()]
+"""The query of an operation, by its model."""
+
+
+class Operations:
+    """Operations below an organisation, whose paths begin with `prefix` there.
+
+    A plain function does its operation in one transaction: a read for GET, a write for all other methods. It
+    takes the connection as `conn`, the parameters of the request, and `deps` if it needs them. It returns the
+    value of the response. A function that changes the intent of domains returns `Changed`. One that takes the
+    `directory` and writes changes roles or keys. A coroutine function runs its transactions and makes its
+    response itself.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._router = APIRouter(prefix=access.BASE + prefix, responses=ERRORS, route_class=OperationRoute)
+        self.routes: Sequence[BaseRoute] = self._router.routes
+
+    def get(self, path: str, operation_id: str, model: Any, **described: Any) -> Callable[[Work], Work]:
+        """Read an object."""
+        return self._add("GET", json_response, path, operation_id, response_model=model, **described)
+
+    def page(self, path: str, operation_id: str, model: Any) -> Callable[[Work], Work]:
+        """Read a page of objects. The function takes `query`, and returns a page or the complete list."""
+        return self._add("GET", _listed_response, path, operation_id, response_model=model)
+
+    def create(
+        self, path: str, operation_id: str, model: Any, plan: type[wire.Answer] | None = None
+    ) -> Callable[[Work], Work]:
+        """Create an object. With `dryRun`, the response is a `plan`."""
+        dry_run = {"model": plan, "description": "With dryRun: what would be made"}
+        responses: dict[int | str, dict[str, Any]] = {} if plan is None else {200: dry_run}
+        described = {"response_model": model, "status_code": 201, "responses": responses}
+        return self._add("POST", created_response, path, operation_id, **described)
+
+    def post(self, path: str, operation_id: str, model: Any) -> Callable[[Work], Work]:
+        """Do something with an object."""
+        return self._add("POST", json_response, path, operation_id, response_model=model)
+
+    def patch(self, path: str, operation_id: str, model: Any, **described: Any) -> Callable[[Work], Work]:
+        """Change an object."""
+        return self._add("PATCH", json_response, path, operation_id, response_model=model, **described)
+
+    def delete(self, path: str, operation_id: str) -> Callable[[Work], Work]:
+        """Delete an object."""
+        described = {"response_model": wire.Message, "status_code": 202}
+        return self._add("DELETE", lambda _: deletion_response(), path, operation_id, **described)
+
+    def _add(
+        self, method: str, respond: Callable[..., Response], path: str, operation_id: str, **described: Any
+    ) -> Callable[[Work], Work]:
+        def add(work: Work) -> Work:
+            call = work if iscoroutinefunction(work) else _in_transaction(work, method, respond)
+            self._router.add_api_route(path, call, methods=[method], operation_id=operation_id, **described)
+            return work
+
+        return add
+
+
+def _in_transaction(
+    work: Callable[..., Any], method: str, respond: Callable[..., Response]
+) -> Callable[..., Awaitable[Response]]:
+    """The operation that runs `work` in a transaction. It has the parameters of `work` but the connection."""
+    declared = signature(work)
+    changes_domains = get_origin(declared.return_annotation) is Changed
+
+    async def operation(deps: ApiDeps, **values: Any) -> Response:
+        if "deps" in declared.parameters:
+            values["deps"] = deps
+
+        def bound(conn: sa.Connection) -> Any:
+            return work(conn, **values)
+
+        if method == "GET":
+            value = await deps.store.read(bound)
+        else:
+            value = await (deps.change(bound) if changes_domains else deps.store.run(bound))
+            if "directory" in values:
+                # The roles and keys that this process knows are from before the change.
+                values["directory"].forget()
+        return respond(value, values["query"]) if respond is _listed_response else respond(value)
+
+    # The framework runs dependencies in this order: the audit log begins before the caller is refused.
+    annotations = {"deps": Deps} | {
+        name: parameter.annotation for name, parameter in declared.parameters.items() if name != "conn"
+    }
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=a) for name, a in annotations.items()]
+    operation.__signature__ = Signature(parameters, return_annotation=Response)  # type: ignore[attr-defined]
+    operation.__name__, operation.__doc__ = work.__name__, work.__doc__
+    return operation
 
 
 # Dependencies of routes.
-
-
-T = TypeVar("T")
 
 
 class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,6 +376,13 @@ def page_response(values: Sequence[Json], total: int, query: PageQuery) -> Respo
     return json_response(values, headers={"X-Pagination": header})
 
 
+def _listed_response(found: Page | Sequence[Json], query: PageQuery) -> Response:
+    if not isinstance(found, tuple):
+        return sliced_response(found, query)
+    objects, total = found
+    return page_response(objects, total, query)
+
+
 def sliced_response(values: Sequence[Json], query: PageQuery) -> Response:
     """One page of a complete list, in its present order unless the request names another."""
     first = (query.page_number - 1) * query.page_size
@@ -319,8 +420,6 @@ Order = Mapping[str, sa.ColumnElement[Any]]
 """Name of an order -> the column to sort by; has CREATED and TIE_BREAKER."""
 TIE_BREAKER = ""
 """Key of the column that decides between equals in an order; no caller can name it."""
-Page = tuple[list[Json], int]
-"""The objects of a page, and how many there are on all pages."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -549,22 +648,6 @@ def add_relations(conn: sa.Connection, objects: Sequence[Json], wanted: Collecti
 # Status histories.
 
 
-ShownHistory = Callable[[sa.Connection, Sequence[StatusRecord]], Sequence[StatusRecord]]
-"""What a reader sees of a recorded history, newest first."""
-
-
-async def history_response(
-    deps: ApiDeps,
-    query: PageQuery,
-    object_id: UUID | str,
-    check: Callable[[sa.Connection], object],
-    shown: ShownHistory = lambda _conn, past: past,
-) -> Response:
-    """The history of an object, newest first. `check` refuses a caller that may not see the object."""
-
-    def read(conn: sa.Connection) -> list[Json]:
-        check(conn)
-        past = journal.status_histories(conn, [str(object_id)])[str(object_id)]
-        return status_history_shape(shown(conn, past))
-
-    return sliced_response(await deps.store.read(read), query)
+def history(conn: sa.Connection, object_id: str) -> list[Json]:
+    """The status history of an object, newest first."""
+    return status_history_shape(journal.status_histories(conn, [object_id])[object_id])

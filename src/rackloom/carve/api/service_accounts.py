@@ -14,7 +14,6 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import Path
 from pydantic import AwareDatetime, Field, StringConstraints
-from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Permission, Role
@@ -82,130 +81,98 @@ class ProgramAccount(wire.Timed):
 # Routes.
 
 
-router = routing.operations("/service-account")
+router = routing.Operations("/service-account")
 
 AccountId = Annotated[UUID, Path(alias="serviceAccountId")]
 KeyId = Annotated[UUID, Path(alias="serviceAccountKeyId")]
 
 
-@router.get("", operation_id="get-all-service-account", response_model=list[ProgramAccount])
-async def list_all(deps: Deps, caller: Administrator) -> Response:
+@router.get("", "get-all-service-account", list[ProgramAccount])
+def list_all(conn: sa.Connection, caller: Administrator) -> list[Json]:
     """The service accounts of the organisation, by name."""
-
-    def read(conn: sa.Connection) -> list[Json]:
-        return [_shape(conn, row) for row in identities.accounts_of_org(conn, caller.org)]
-
-    return routing.json_response(await deps.store.read(read))
+    return [_shape(conn, row) for row in identities.accounts_of_org(conn, caller.org)]
 
 
-@router.post("", operation_id="create-service-account", response_model=ProgramAccount, status_code=201)
-async def create(
+@router.create("", "create-service-account", ProgramAccount)
+def create(
+    conn: sa.Connection,
     deps: Deps,
     caller: Administrator,
     body: ServiceAccountCreate,
     directory: KnownDirectory,
     own: OwnPermissions,
-) -> Response:
+) -> Json:
     """A service account with roles that allow no more than the caller may do."""
     expires = None if body.expires is None else body.expires.timestamp()
     require_no_later_end(caller, expires)
-
-    def create(conn: sa.Connection) -> Json:
-        _require_own_roles(conn, caller.org, body.roles, directory.built_in, own)
-        row = identities.create_account(
-            conn,
-            caller.org,
-            body.name,
-            description=body.description,
-            roles=body.roles,
-            expires=expires,
-            created_by=caller.subject,
-            now=deps.clock(),
-            ids=deps.ids,
-        )
-        return _shape(conn, row)
-
-    made = await deps.store.run(create)
-    directory.forget()
-    return routing.created_response(made)
+    _require_own_roles(conn, caller.org, body.roles, directory.built_in, own)
+    row = identities.create_account(
+        conn,
+        caller.org,
+        body.name,
+        description=body.description,
+        roles=body.roles,
+        expires=expires,
+        created_by=caller.subject,
+        now=deps.clock(),
+        ids=deps.ids,
+    )
+    return _shape(conn, row)
 
 
-@router.get("/{serviceAccountId}", operation_id="get-service-account", response_model=ProgramAccount)
-async def get(deps: Deps, caller: Administrator, account_id: AccountId) -> Response:
+@router.get("/{serviceAccountId}", "get-service-account", ProgramAccount)
+def get(conn: sa.Connection, caller: Administrator, account_id: AccountId) -> Json:
     """One service account."""
-
-    def read(conn: sa.Connection) -> Json:
-        return _shape(conn, identities.get_account(conn, caller.org, str(account_id)))
-
-    return routing.json_response(await deps.store.read(read))
+    return _shape(conn, identities.get_account(conn, caller.org, str(account_id)))
 
 
-@router.delete(
-    "/{serviceAccountId}", operation_id="delete-service-account", response_model=wire.Message, status_code=202
-)
-async def delete(
-    deps: Deps, caller: Administrator, account_id: AccountId, directory: KnownDirectory, own: OwnPermissions
-) -> Response:
+@router.delete("/{serviceAccountId}", "delete-service-account")
+def delete(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: Administrator,
+    account_id: AccountId,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> None:
     """Delete a service account and all its keys."""
-
-    def delete(conn: sa.Connection) -> None:
-        row = identities.get_account(conn, caller.org, str(account_id))
-        _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
-        identities.delete_account(conn, row.id, deps.ids)
-
-    await deps.store.run(delete)
-    directory.forget()
-    return routing.deletion_response()
+    row = identities.get_account(conn, caller.org, str(account_id))
+    _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
+    identities.delete_account(conn, row.id, deps.ids)
 
 
-@router.post(
-    "/{serviceAccountId}/key",
-    operation_id="create-service-account-key",
-    response_model=NewServiceAccountKey,
-    status_code=201,
-)
-async def create_key(
-    deps: Deps, caller: Administrator, account_id: AccountId, directory: KnownDirectory, own: OwnPermissions
-) -> Response:
+@router.create("/{serviceAccountId}/key", "create-service-account-key", NewServiceAccountKey)
+def create_key(
+    conn: sa.Connection,
+    deps: Deps,
+    caller: Administrator,
+    account_id: AccountId,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> Json:
     """Another key of the account, which may have two. It is shown in this answer and never again."""
     secret = deps.secret()
-
-    def create(conn: sa.Connection) -> Json:
-        row = identities.get_account(conn, caller.org, str(account_id))
-        _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
-        require_no_later_end(caller, row.expires)
-        key = identities.create_key(conn, row.id, hash_of(secret), deps.clock(), deps.ids)
-        return wire.shape(NewServiceAccountKey, key, key=written_key(key.id, secret))
-
-    made = await deps.store.run(create)
-    directory.forget()
-    return routing.created_response(made)
+    row = identities.get_account(conn, caller.org, str(account_id))
+    _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
+    require_no_later_end(caller, row.expires)
+    key = identities.create_key(conn, row.id, hash_of(secret), deps.clock(), deps.ids)
+    return wire.shape(NewServiceAccountKey, key, key=written_key(key.id, secret))
 
 
-@router.delete(
-    "/{serviceAccountId}/key/{serviceAccountKeyId}",
-    operation_id="delete-service-account-key",
-    response_model=wire.Message,
-    status_code=202,
-)
-async def revoke_key(
+@router.delete("/{serviceAccountId}/key/{serviceAccountKeyId}", "delete-service-account-key")
+def revoke_key(
+    conn: sa.Connection,
     deps: Deps,
     caller: Administrator,
     account_id: AccountId,
     key_id: KeyId,
     directory: KnownDirectory,
     own: OwnPermissions,
-) -> Response:
+) -> None:
     """Revoke a key: at once here, and within a second in other replicas."""
-
-    def revoke(conn: sa.Connection) -> None:
-        row = identities.get_account(conn, caller.org, str(account_id))
-        _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
-        identities.revoke_key(conn, row.id, str(key_id), deps.ids)
-
-    await deps.store.run(revoke)
-    directory.forget()
-    return routing.deletion_response()
+    row = identities.get_account(conn, caller.org, str(account_id))
+    _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
+    identities.revoke_key(conn, row.id, str(key_id), deps.ids)
 
 
 def _require_own_roles(

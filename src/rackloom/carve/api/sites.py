@@ -9,14 +9,12 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import Field, StrictBool, StrictInt
 from pydantic import model_validator as validator
-from starlette.responses import Response
 
 from rackloom.carve.api import access, machines, renames, routing, statistics, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
+from rackloom.carve.api.routing import AnySelect, Deps, Page, Params, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import require
@@ -170,64 +168,14 @@ def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 SiteId = Annotated[UUID, Path(alias="siteId")]
 
 
-@router.get("/site", operation_id="get-all-site", response_model=list[Site])
-async def list_sites(deps: Deps, caller: Reader, query: Annotated[SiteQuery, Param()]) -> Response:
+@router.page("/site", "get-all-site", list[Site])
+def list_sites(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[SiteQuery]) -> Page:
     """The sites that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_sites, caller, query, deps.valid_from()), query)
-
-
-@router.get("/site/{siteId}", operation_id="get-site", response_model=Site)
-async def get_site(
-    deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[wire.RelationQuery, Param()]
-) -> Response:
-    """One site."""
-    return routing.json_response(await deps.store.read(_get_site, caller, site_id, query))
-
-
-@router.patch("/site/{siteId}", operation_id="update-site", response_model=Site)
-async def update_site(deps: Deps, caller: ProviderAdmin, site_id: SiteId, body: SiteUpdate) -> Response:
-    """Change what is said of a site, and switch its capabilities."""
-
-    def update(conn: sa.Connection) -> Json:
-        catalog.update_site(
-            conn,
-            entitlements.provider_id_of(conn, caller.org),
-            str(site_id),
-            name=body.name,
-            description=body.description,
-            capabilities={} if body.capabilities is None else body.capabilities.model_dump(by_alias=True),
-            extra=body.kept,
-            now=deps.clock(),
-        )
-        return _get_site(conn, caller, site_id)
-
-    return routing.json_response(await deps.store.run(update))
-
-
-@router.get(
-    "/site/{siteId}/status-history",
-    operation_id="get-site-status-history",
-    response_model=list[wire.StatusDetail],
-)
-async def get_history(
-    deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[wire.PageQuery, Param()]
-) -> Response:
-    """How the site came to its status, newest first."""
-    return await routing.history_response(deps, query, site_id, lambda conn: _row(conn, caller, site_id))
-
-
-def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
-    allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
-    return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
-
-
-def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery, valid_from: float) -> Page:
     visible = _sites(conn, caller)
     if query.tenant_id:
         visible = visible.where(_given_to(conn, caller, [str(tenant_id) for tenant_id in query.tenant_id]))
@@ -245,12 +193,50 @@ def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery, valid_fro
     provider_id, _ = routing.provider_and_tenant(conn, caller)
     own = {shape["id"]: shape for shape in shapes if shape["infrastructureProviderId"] == provider_id}
     if query.include_machine_stats:
-        for site_id, numbers in statistics.machine_stats(conn, own, valid_from).items():
+        for site_id, numbers in statistics.machine_stats(conn, own, deps.valid_from()).items():
             own[site_id]["machineStats"] = numbers
     if query.include_gpu_stats:
         for site_id, shape in own.items():
             shape["gpuStats"] = machines.gpu_stats_shapes(conn, caller, site_id)
     return shapes, total
+
+
+@router.get("/site/{siteId}", "get-site", Site)
+def get_site(conn: sa.Connection, caller: Reader, site_id: SiteId, query: Params[wire.RelationQuery]) -> Json:
+    """One site."""
+    return _shapes(conn, [_row(conn, caller, site_id)], query)[0]
+
+
+@router.patch("/site/{siteId}", "update-site", Site)
+def update_site(
+    conn: sa.Connection, deps: Deps, caller: ProviderAdmin, site_id: SiteId, body: SiteUpdate
+) -> Json:
+    """Change what is said of a site, and switch its capabilities."""
+    catalog.update_site(
+        conn,
+        entitlements.provider_id_of(conn, caller.org),
+        str(site_id),
+        name=body.name,
+        description=body.description,
+        capabilities={} if body.capabilities is None else body.capabilities.model_dump(by_alias=True),
+        extra=body.kept,
+        now=deps.clock(),
+    )
+    return get_site(conn, caller, site_id, routing.NO_QUERY)
+
+
+@router.page("/site/{siteId}/status-history", "get-site-status-history", list[wire.StatusDetail])
+def get_history(
+    conn: sa.Connection, caller: Reader, site_id: SiteId, query: Params[wire.PageQuery]
+) -> list[Json]:
+    """How the site came to its status, newest first."""
+    return routing.history(conn, _row(conn, caller, site_id).id)
+
+
+def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+    allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
+    return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
 
 
 def _given_to(conn: sa.Connection, caller: Caller, tenant_ids: list[str]) -> sa.ColumnElement[bool]:
@@ -264,12 +250,6 @@ def _given_to(conn: sa.Connection, caller: Caller, tenant_ids: list[str]) -> sa.
 def _row(conn: sa.Connection, caller: Caller, site_id: UUID) -> Row:
     row = conn.execute(_sites(conn, caller).where(site.c.id == str(site_id))).one_or_none()
     return require(row, "Could not find Site with specified ID")
-
-
-def _get_site(
-    conn: sa.Connection, caller: Caller, site_id: UUID, query: wire.RelationQuery = routing.NO_QUERY
-) -> Json:
-    return _shapes(conn, [_row(conn, caller, site_id)], query)[0]
 
 
 LISTING = routing.Listing(

@@ -13,16 +13,13 @@ more machines than there are. A promise beyond the machines that are not in use 
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import Query as Param
-from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import Deps, ProviderReader, TenantAdmin
+from rackloom.carve.api.routing import Deps, Params, ProviderReader, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store.schema import instance_type, machine, site
 from rackloom.carve.store.values import forbidden
@@ -261,7 +258,7 @@ def _tenant_shape(use: MachineUse, tenant_id: str, org: str, names: dict[str, st
 # Routes.
 
 
-router = routing.operations()
+router = routing.Operations()
 
 
 # Machines of a site.
@@ -342,92 +339,59 @@ def _allocation_shape(
     return {"allocatedInUse": used.total(), "allocatedNotInUse": promised, "unallocated": unused - promised}
 
 
-SiteStats = Annotated[SiteStatsQuery, Param()]
-
-
-@router.get("/tenant/current/stats", operation_id="get-current-tenant-stats", response_model=TenantStats)
-async def tenant_stats(deps: Deps, caller: TenantAdmin) -> Response:
+@router.get("/tenant/current/stats", "get-current-tenant-stats", TenantStats)
+def tenant_stats(conn: sa.Connection, deps: Deps, caller: TenantAdmin) -> Json:
     """The instances and VPCs of the caller by status."""
-    valid_from = deps.valid_from()
-
-    def read(conn: sa.Connection) -> Json:
-        mine = entitlements.tenant_id_of(conn, caller.org)
-        nothing = StatusCounts()
-        return {
-            "instance": _counts_shape(InstanceStats, statistics.count_instances(conn, mine, valid_from)),
-            "vpc": _counts_shape(ObjectStats, statistics.count_vpcs(conn, mine)),
-            "subnet": _counts_shape(ObjectStats, nothing),
-            "tenantAccount": _counts_shape(TenantAccountStats, nothing),
-        }
-
-    return routing.json_response(await deps.store.read(read))
+    mine = entitlements.tenant_id_of(conn, caller.org)
+    instances = statistics.count_instances(conn, mine, deps.valid_from())
+    nothing = StatusCounts()
+    return {
+        "instance": _counts_shape(InstanceStats, instances),
+        "vpc": _counts_shape(ObjectStats, statistics.count_vpcs(conn, mine)),
+        "subnet": _counts_shape(ObjectStats, nothing),
+        "tenantAccount": _counts_shape(TenantAccountStats, nothing),
+    }
 
 
 @router.get(
-    "/infrastructure-provider/current/stats",
-    operation_id="get-current-infrastructure-provider-stats",
-    response_model=ProviderStats,
+    "/infrastructure-provider/current/stats", "get-current-infrastructure-provider-stats", ProviderStats
 )
-async def provider_stats(deps: Deps, caller: ProviderReader) -> Response:
+def provider_stats(conn: sa.Connection, caller: ProviderReader) -> Json:
     """The machines of the provider by status."""
-
-    def read(conn: sa.Connection) -> Json:
-        mine = entitlements.operates_machine(entitlements.provider_id_of(conn, caller.org))
-        return {
-            "machine": _counts_shape(ProviderMachineStats, statistics.count_machines(conn, mine)),
-            "ipBlock": _counts_shape(ObjectStats, StatusCounts()),
-            "tenantAccount": _counts_shape(TenantAccountStats, StatusCounts()),
-        }
-
-    return routing.json_response(await deps.store.read(read))
+    mine = entitlements.operates_machine(entitlements.provider_id_of(conn, caller.org))
+    return {
+        "machine": _counts_shape(ProviderMachineStats, statistics.count_machines(conn, mine)),
+        "ipBlock": _counts_shape(ObjectStats, StatusCounts()),
+        "tenantAccount": _counts_shape(TenantAccountStats, StatusCounts()),
+    }
 
 
-@router.get(
-    "/tenant/instance-type/stats",
-    operation_id="get-tenant-instance-type-stats",
-    response_model=list[TenantTypes],
-)
-async def tenant_type_stats(deps: Deps, caller: ProviderReader, query: SiteStats) -> Response:
+@router.get("/tenant/instance-type/stats", "get-tenant-instance-type-stats", list[TenantTypes])
+def tenant_type_stats(
+    conn: sa.Connection, caller: ProviderReader, query: Params[SiteStatsQuery]
+) -> list[Json]:
     """What each tenant was given of each instance type, and uses."""
-
-    def read(conn: sa.Connection) -> list[Json]:
-        use, names = _use(conn, caller, query)
-        tenants = {given.tenant_id: given.org for given in use.allocations}
-        return [_tenant_shape(use, tenant_id, org, names) for tenant_id, org in tenants.items()]
-
-    return routing.json_response(await deps.store.read(read))
+    use, names = _use(conn, caller, query)
+    tenants = {given.tenant_id: given.org for given in use.allocations}
+    return [_tenant_shape(use, tenant_id, org, names) for tenant_id, org in tenants.items()]
 
 
-@router.get(
-    "/machine/instance-type/stats/summary",
-    operation_id="get-machine-instance-type-stats-summary",
-    response_model=MachineSummary,
-)
-async def machine_summary(deps: Deps, caller: ProviderReader, query: SiteStats) -> Response:
+@router.get("/machine/instance-type/stats/summary", "get-machine-instance-type-stats-summary", MachineSummary)
+def machine_summary(conn: sa.Connection, caller: ProviderReader, query: Params[SiteStatsQuery]) -> Json:
     """The machines with and without an instance type by status."""
-
-    def read(conn: sa.Connection) -> Json:
-        by_type = _use(conn, caller, query)[0].by_type
-        unassigned = by_type.pop(None, StatusCounts())
-        assigned = sum(by_type.values(), StatusCounts())
-        return {"assigned": _breakdown(assigned), "unassigned": _breakdown(unassigned)}
-
-    return routing.json_response(await deps.store.read(read))
+    by_type = _use(conn, caller, query)[0].by_type
+    unassigned = by_type.pop(None, StatusCounts())
+    assigned = sum(by_type.values(), StatusCounts())
+    return {"assigned": _breakdown(assigned), "unassigned": _breakdown(unassigned)}
 
 
-@router.get(
-    "/machine/instance-type/stats",
-    operation_id="get-machine-instance-type-stats",
-    response_model=list[MachineTypeStats],
-)
-async def machine_type_stats(deps: Deps, caller: ProviderReader, query: SiteStats) -> Response:
+@router.get("/machine/instance-type/stats", "get-machine-instance-type-stats", list[MachineTypeStats])
+def machine_type_stats(
+    conn: sa.Connection, caller: ProviderReader, query: Params[SiteStatsQuery]
+) -> list[Json]:
     """The machines of each instance type by status, and the tenants that have them."""
-
-    def read(conn: sa.Connection) -> list[Json]:
-        use, names = _use(conn, caller, query)
-        return [_machine_type_shape(use, type_id, name) for type_id, name in names.items()]
-
-    return routing.json_response(await deps.store.read(read))
+    use, names = _use(conn, caller, query)
+    return [_machine_type_shape(use, type_id, name) for type_id, name in names.items()]
 
 
 def _use(conn: sa.Connection, caller: Caller, query: SiteStatsQuery) -> tuple[MachineUse, dict[str, str]]:

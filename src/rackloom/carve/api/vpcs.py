@@ -10,13 +10,12 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
-from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import Deps, DryRun, Page, Row, Rows, TenantAdmin
+from rackloom.carve.api.routing import Deps, DryRun, Page, Params, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import PreparedListing
@@ -24,6 +23,7 @@ from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
+from rackloom.carve.tenancy.logical_partitions import NewVpc
 
 # Request models.
 
@@ -113,7 +113,7 @@ class VpcPlan(wire.Answer):
 # Routes.
 
 
-router = routing.operations("/vpc")
+router = routing.Operations("/vpc")
 
 RELATIONS = (
     "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
@@ -136,127 +136,91 @@ _PARTITIONS = PreparedListing(
 VpcId = Annotated[UUID, Path(alias="vpcId")]
 
 
-@router.get("", operation_id="get-all-vpc", response_model=list[Vpc])
-async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[VpcQuery, Param()]) -> Response:
+@router.page("", "get-all-vpc", list[Vpc])
+def list_all(conn: sa.Connection, caller: TenantAdmin, query: Params[VpcQuery]) -> Page:
     """The tenant's VPCs."""
-    return routing.page_response(*await deps.store.read(_list, caller, query), query)
+    tenant_id = entitlements.tenant_id_of(conn, caller.org)
+    if query.nvlink_logical_partition_id:
+        _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
+    total = partial(entitlements.count_objects, conn, tenant_id, entitlements.QuotaKind.VPCS)
+    return LISTING.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
 
 
-@router.post(
-    "",
-    operation_id="create-vpc",
-    response_model=Vpc,
-    status_code=201,
-    responses={200: {"model": VpcPlan, "description": "With dryRun: what would be made"}},
-)
+@router.create("", "create-vpc", Vpc, plan=VpcPlan)
 async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate, dry_run: DryRun = False) -> Response:
     """A new VPC."""
     partition = body.nvlink_logical_partition_id
+    wanted = NewVpc(
+        site_id=str(body.site_id),
+        name=body.name,
+        description=body.description,
+        logical_partition_id=None if partition is None else str(partition),
+        extra=body.kept,
+        id=None if body.id is None else str(body.id),
+    )
 
     def check(conn: sa.Connection) -> None:
-        logical_partitions.check_new_vpc(
-            conn,
-            entitlements.tenant_id_of(conn, caller.org),
-            site_id=str(body.site_id),
-            name=body.name,
-            logical_partition_id=None if partition is None else str(partition),
-            wanted_id=None if body.id is None else str(body.id),
-            now=deps.clock(),
-        )
+        tenant_id = entitlements.tenant_id_of(conn, caller.org)
+        logical_partitions.check_new_vpc(conn, tenant_id, wanted, deps.clock())
 
     if dry_run:
         await deps.store.read(check)
         return routing.json_response(wire.shape(VpcPlan, body, dry_run=True))
 
     def create(conn: sa.Connection) -> Json:
-        new = logical_partitions.create_vpc(
-            conn,
-            entitlements.tenant_id_of(conn, caller.org),
-            site_id=str(body.site_id),
-            name=body.name,
-            description=body.description,
-            logical_partition_id=None if partition is None else str(partition),
-            extra=body.kept,
-            wanted_id=None if body.id is None else str(body.id),
-            now=deps.clock(),
-            ids=deps.ids,
-        )
-        return _get(conn, caller, new)
+        tenant_id = entitlements.tenant_id_of(conn, caller.org)
+        new = logical_partitions.create_vpc(conn, tenant_id, wanted, deps.clock(), deps.ids)
+        return get(conn, caller, UUID(new), routing.NO_QUERY)
 
     return routing.created_response(await deps.store.run(create))
 
 
-@router.get("/{vpcId}", operation_id="get-vpc", response_model=Vpc)
-async def get(
-    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.RelationQuery, Param()]
-) -> Response:
+@router.get("/{vpcId}", "get-vpc", Vpc)
+def get(conn: sa.Connection, caller: TenantAdmin, vpc_id: VpcId, query: Params[wire.RelationQuery]) -> Json:
     """One VPC."""
-    return routing.json_response(await deps.store.read(_get, caller, vpc_id, query))
+    return _shapes(conn, [_row(conn, caller, vpc_id)], query)[0]
 
 
-@router.patch("/{vpcId}", operation_id="update-vpc", response_model=Vpc)
-async def update(deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcUpdate) -> Response:
+@router.patch("/{vpcId}", "update-vpc", Vpc)
+def update(conn: sa.Connection, deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcUpdate) -> Json:
     """Change a VPC."""
     partition = body.nvlink_logical_partition_id
-
-    def update(conn: sa.Connection) -> Json:
-        logical_partitions.update_vpc(
-            conn,
-            entitlements.tenant_id_of(conn, caller.org),
-            str(vpc_id),
-            name=body.name,
-            description=body.description,
-            logical_partition_id=None if partition is None else str(partition),
-            extra=body.kept,
-            now=deps.clock(),
-        )
-        return _get(conn, caller, vpc_id)
-
-    return routing.json_response(await deps.store.run(update))
+    logical_partitions.update_vpc(
+        conn,
+        entitlements.tenant_id_of(conn, caller.org),
+        str(vpc_id),
+        name=body.name,
+        description=body.description,
+        logical_partition_id=None if partition is None else str(partition),
+        extra=body.kept,
+        now=deps.clock(),
+    )
+    return get(conn, caller, vpc_id, routing.NO_QUERY)
 
 
-@router.patch("/{vpcId}/virtualization", operation_id="update-vpc-virtualization", response_model=Vpc)
-async def update_virtualization(
-    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcVirtualization
-) -> Response:
+@router.patch("/{vpcId}/virtualization", "update-vpc-virtualization", Vpc)
+def update_virtualization(
+    conn: sa.Connection, deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcVirtualization
+) -> Json:
     """Name another network virtualization for an empty VPC."""
-
-    def virtualize(conn: sa.Connection) -> Json:
-        tenant_id, kind = entitlements.tenant_id_of(conn, caller.org), body.network_virtualization_type
-        logical_partitions.set_virtualization(conn, tenant_id, str(vpc_id), kind, deps.clock())
-        return _get(conn, caller, vpc_id)
-
-    return routing.json_response(await deps.store.run(virtualize))
+    tenant_id, kind = entitlements.tenant_id_of(conn, caller.org), body.network_virtualization_type
+    logical_partitions.set_virtualization(conn, tenant_id, str(vpc_id), kind, deps.clock())
+    return get(conn, caller, vpc_id, routing.NO_QUERY)
 
 
-@router.get(
-    "/{vpcId}/status-history", operation_id="get-vpc-status-history", response_model=list[wire.StatusDetail]
-)
-async def get_history(
-    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.PageQuery, Param()]
-) -> Response:
+@router.page("/{vpcId}/status-history", "get-vpc-status-history", list[wire.StatusDetail])
+def get_history(
+    conn: sa.Connection, caller: TenantAdmin, vpc_id: VpcId, query: Params[wire.PageQuery]
+) -> list[Json]:
     """How the VPC came to its status, newest first."""
-    return await routing.history_response(deps, query, vpc_id, lambda conn: _row(conn, caller, vpc_id))
+    return routing.history(conn, _row(conn, caller, vpc_id).id)
 
 
-@router.delete("/{vpcId}", operation_id="delete-vpc", response_model=wire.Message, status_code=202)
-async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
+@router.delete("/{vpcId}", "delete-vpc")
+def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> None:
     """Delete an empty VPC."""
-
-    def delete(conn: sa.Connection) -> None:
-        tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        logical_partitions.delete_vpc(conn, tenant_id, str(vpc_id), deps.clock())
-
-    await deps.store.run(delete)
-    return routing.deletion_response()
-
-
-def _list(conn: sa.Connection, caller: Caller, query: VpcQuery) -> Page:
     tenant_id = entitlements.tenant_id_of(conn, caller.org)
-    if query.nvlink_logical_partition_id:
-        _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
-    total = partial(entitlements.count_objects, conn, tenant_id, entitlements.QuotaKind.VPCS)
-    return LISTING.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
+    logical_partitions.delete_vpc(conn, tenant_id, str(vpc_id), deps.clock())
 
 
 def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> None:
@@ -271,14 +235,8 @@ def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> 
         )
 
 
-def _row(conn: sa.Connection, caller: Caller, vpc_id: UUID | str) -> Row:
+def _row(conn: sa.Connection, caller: Caller, vpc_id: UUID) -> Row:
     return logical_partitions.get_vpc(conn, entitlements.tenant_id_of(conn, caller.org), str(vpc_id))
-
-
-def _get(
-    conn: sa.Connection, caller: Caller, vpc_id: UUID | str, query: wire.RelationQuery = routing.NO_QUERY
-) -> Json:
-    return _shapes(conn, [_row(conn, caller, vpc_id)], query)[0]
 
 
 def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
@@ -321,7 +279,7 @@ LISTING = routing.Listing(
 # Subnets and VPC prefixes.
 
 
-subnet_router = routing.operations()
+subnet_router = routing.Operations()
 
 
 class NetworkQuery(wire.PageQuery, wire.RelationQuery):
@@ -334,15 +292,15 @@ class NetworkQuery(wire.PageQuery, wire.RelationQuery):
     include_usage_stats: bool = False
 
 
-@subnet_router.get("/subnet", operation_id="get-all-subnet", response_model=list[wire.Summary])
-async def list_subnets(_caller: TenantAdmin, query: Annotated[NetworkQuery, Param()]) -> Response:
+@subnet_router.get("/subnet", "get-all-subnet", list[wire.Summary])
+async def list_subnets(_caller: TenantAdmin, query: Params[NetworkQuery]) -> Response:
     """No subnet."""
     query.relations("VPC", "Tenant", "IPv4Block", "IPv6Block")
     return routing.page_response([], 0, query)
 
 
-@subnet_router.get("/vpc-prefix", operation_id="get-all-vpc-prefix", response_model=list[wire.Summary])
-async def list_prefixes(_caller: TenantAdmin, query: Annotated[NetworkQuery, Param()]) -> Response:
+@subnet_router.get("/vpc-prefix", "get-all-vpc-prefix", list[wire.Summary])
+async def list_prefixes(_caller: TenantAdmin, query: Params[NetworkQuery]) -> Response:
     """No VPC prefix."""
     query.relations("VPC", "Tenant", "IPBlock")
     return routing.page_response([], 0, query)

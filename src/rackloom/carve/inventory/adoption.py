@@ -29,7 +29,9 @@ from rackloom.carve.store.prepared import find_row, has_row
 from rackloom.carve.store.schema import allocation, instance, logical_partition, machine, machine_gpu, vpc
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, check_name, conflict
 from rackloom.carve.tenancy import catalog, entitlements, instance_creation, logical_partitions, placement
+from rackloom.carve.tenancy.entitlements import NewAllocation
 from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceRequest, MachineAssignment
+from rackloom.carve.tenancy.logical_partitions import NewLogicalPartition, NewVpc
 from rackloom.core.partitions.domain import ObservedPartition
 from rackloom.core.place.instance_trays import AllocationUse
 
@@ -133,17 +135,8 @@ class _OwnerMaker:
         allowed = has_row(self._conn, allocation, tenant_id=self._tenant_id, site_id=self._site.id)
         if allowed and not lacking:
             return
-        entitlements.create_allocation(
-            self._conn,
-            self._site.provider_id,
-            name=name,
-            description=None,
-            tenant_id=self._tenant_id,
-            site_id=self._site.id,
-            types=lacking,
-            now=self._now,
-            ids=self._ids,
-        )
+        given = NewAllocation(self._tenant_id, self._site.id, name, types=lacking)
+        entitlements.create_allocation(self._conn, self._site.provider_id, given, self._now, self._ids)
         self.created.append(f"allocation {name}")
 
     def ensure_logical_partition(self) -> str:
@@ -153,14 +146,9 @@ class _OwnerMaker:
         if existing is not None:
             return str(existing.id)
         self.created.append(f"logical partition {name}")
+        wanted = NewLogicalPartition(self._site.id, name)
         return logical_partitions.create_logical_partition(
-            self._conn,
-            self._tenant_id,
-            site_id=self._site.id,
-            name=name,
-            description=None,
-            now=self._now,
-            ids=self._ids,
+            self._conn, self._tenant_id, wanted, self._now, self._ids
         )
 
     def ensure_vpc(self) -> sa.Row[Any]:
@@ -170,18 +158,8 @@ class _OwnerMaker:
         if existing is not None:
             return existing
         self.created.append(f"VPC {self._owner.vpc}")
-        new = logical_partitions.create_vpc(
-            self._conn,
-            self._tenant_id,
-            site_id=self._site.id,
-            name=self._owner.vpc,
-            description=None,
-            logical_partition_id=None,
-            extra={},
-            wanted_id=None,
-            now=self._now,
-            ids=self._ids,
-        )
+        wanted = NewVpc(site_id=self._site.id, name=self._owner.vpc)
+        new = logical_partitions.create_vpc(self._conn, self._tenant_id, wanted, self._now, self._ids)
         return logical_partitions.get_vpc(self._conn, self._tenant_id, new)
 
     def create_instances(

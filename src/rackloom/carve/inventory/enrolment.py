@@ -362,17 +362,8 @@ def _seed_instance_type(
     if found is not None:
         return str(found.id)
     gpus = {"type": "GPU", "name": profile.product, "count": profile.gpus_per_tray, "deviceType": "NVLink"}
-    return catalog.create_instance_type(
-        conn,
-        provider_id,
-        site_id=site_id,
-        name=profile.name,
-        description=profile.note,
-        labels={},
-        capabilities=[gpus],
-        now=now,
-        ids=ids,
-    )
+    wanted = catalog.NewInstanceType(site_id, profile.name, profile.note, {}, [gpus])
+    return catalog.create_instance_type(conn, provider_id, wanted, now, ids)
 
 
 def _seed_machines(

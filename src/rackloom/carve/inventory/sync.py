@@ -165,7 +165,8 @@ def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: f
         (row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots
     }
     previous_domains = {row.domain for row in machines.values() if row.domain != observation.domain}
-    recorded = _recorded_gpus(conn, [row.id for row in machines.values()])
+    rows = conn.execute(_RECORDED_GPUS, {"machines": [row.id for row in machines.values()]})
+    recorded = {(machine_id, module_id): (guid, health) for machine_id, module_id, guid, health in rows}
     listed = {
         (machines[gpu.chassis_serial, gpu.slot].id, gpu.module_id): gpu
         for gpu in observation.gpus
@@ -199,11 +200,6 @@ def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: f
     return journal.increment_revisions(
         conn, {observation.domain, *previous_domains} if previous_domains or rewired else ()
     )
-
-
-def _recorded_gpus(conn: sa.Connection, machine_ids: list[str]) -> dict[GpuModule, tuple[str | None, int]]:
-    rows = conn.execute(_RECORDED_GPUS, {"machines": machine_ids})
-    return {(machine_id, module_id): (guid, health) for machine_id, module_id, guid, health in rows}
 
 
 def _move_to_domain(
@@ -319,16 +315,11 @@ def apply_if_consistent(
     conflict = conflicts.update_conflict(conn, domain, before, rivals)
     _apply_valid_readings(conn, domain, now)
     for rival in sorted(rivals):
-        _compare_rival(conn, rival, domain, now)
+        before = conflicts.conflict_of_domain(conn, rival)
+        against = conflicts.conflicting_domains(conn, rival) | {domain}
+        if conflicts.update_conflict(conn, rival, before, against) is not None or before is not None:
+            _apply_valid_readings(conn, rival, now)
     return conflict
-
-
-def _compare_rival(conn: sa.Connection, rival: str, domain: str, now: float) -> None:
-    before = conflicts.conflict_of_domain(conn, rival)
-    rivals = conflicts.conflicting_domains(conn, rival) | {domain}
-    conflict = conflicts.update_conflict(conn, rival, before, rivals)
-    if before is not None or conflict is not None:
-        _apply_valid_readings(conn, rival, now)
 
 
 def _apply_valid_readings(conn: sa.Connection, domain: str, now: float) -> None:

@@ -45,7 +45,10 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, conflict
 from rackloom.carve.tenancy import catalog, entitlements, instance_creation, instances, logical_partitions
+from rackloom.carve.tenancy.catalog import NewInstanceType
+from rackloom.carve.tenancy.entitlements import NewAllocation
 from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceRequest, MachineAssignment
+from rackloom.carve.tenancy.logical_partitions import NewLogicalPartition, NewVpc
 from rackloom.core.partitions.domain import UNCERTAIN_REASON
 from rackloom.core.takeover.records import (
     AdoptPartition,
@@ -215,53 +218,37 @@ def _create(conn: sa.Connection, step: RecordedStep, order: StepOrder) -> frozen
                 raise conflict(f"organisation {step.org} became a tenant since the plan was made; plan again")
             entitlements.ensure_tenant(conn, step.org, order.now, lambda: step.id)
         case CreateInstanceType():
-            catalog.create_instance_type(
-                conn,
-                _provider_id(conn),
-                site_id=_site(conn).id,
-                name=step.name,
-                description=step.description,
-                labels=step.labels,
-                capabilities=step.capabilities,
-                now=order.now,
-                ids=lambda: step.id,
+            kind = NewInstanceType(
+                _site(conn).id, step.name, step.description, step.labels, step.capabilities
             )
+            catalog.create_instance_type(conn, _provider_id(conn), kind, order.now, lambda: step.id)
         case CreateAllocation():
             kept_ids = iter((step.id, *(quota.id for quota in step.quotas)))
-            entitlements.create_allocation(
-                conn,
-                _provider_id(conn),
-                name=step.name,
-                description=step.description,
-                tenant_id=entitlements.tenant_id_of(conn, step.org),
-                site_id=_site(conn).id,
-                types={quota.type_id: quota.machines for quota in step.quotas},
-                now=order.now,
-                ids=lambda: next(kept_ids),
-            )
-        case CreateLogicalPartition():
-            logical_partitions.create_logical_partition(
-                conn,
+            given = NewAllocation(
                 entitlements.tenant_id_of(conn, step.org),
-                site_id=_site(conn).id,
-                name=step.name,
-                description=step.description,
-                now=order.now,
-                ids=lambda: step.id,
+                _site(conn).id,
+                step.name,
+                step.description,
+                {quota.type_id: quota.machines for quota in step.quotas},
+            )
+            entitlements.create_allocation(conn, _provider_id(conn), given, order.now, lambda: next(kept_ids))
+        case CreateLogicalPartition():
+            tenant_id = entitlements.tenant_id_of(conn, step.org)
+            partition = NewLogicalPartition(_site(conn).id, step.name, step.description)
+            logical_partitions.create_logical_partition(
+                conn, tenant_id, partition, order.now, lambda: step.id
             )
         case CreateVpc():
-            logical_partitions.create_vpc(
-                conn,
-                entitlements.tenant_id_of(conn, step.org),
+            wanted = NewVpc(
                 site_id=_site(conn).id,
                 name=step.name,
                 description=step.description,
                 logical_partition_id=step.logical_partition,
                 extra=step.extra,
-                wanted_id=step.id,
-                now=order.now,
-                ids=order.ids,
+                id=step.id,
             )
+            tenant_id = entitlements.tenant_id_of(conn, step.org)
+            logical_partitions.create_vpc(conn, tenant_id, wanted, order.now, order.ids)
         case AssignMachineType():
             provider_id, machines = _provider_id(conn), [step.machine]
             catalog.assign_machines_to_type(conn, provider_id, step.type_id, machines, order.now)

@@ -288,37 +288,26 @@ def instance_type_stats(
     }
 
 
+class NewInstanceType(msgspec.Struct, frozen=True):
+    """An instance type to create."""
+
+    site_id: str
+    name: str
+    description: str | None
+    labels: Mapping[str, str]
+    capabilities: Sequence[MachineCapabilities]
+
+
 def create_instance_type(
-    conn: sa.Connection,
-    provider_id: str,
-    *,
-    site_id: str,
-    name: str,
-    description: str | None,
-    labels: Mapping[str, str],
-    capabilities: Sequence[MachineCapabilities],
-    now: float,
-    ids: IdFactory,
+    conn: sa.Connection, provider_id: str, wanted: NewInstanceType, now: float, ids: IdFactory
 ) -> str:
     """A new instance type at a site; returns its id."""
-    if get_site(conn, site_id).provider_id != provider_id:
+    if get_site(conn, wanted.site_id).provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
-    _check_capabilities(capabilities)
-    _check_type_name(conn, site_id, name)
-    new = ids()
-    insert_row(
-        conn,
-        instance_type,
-        id=new,
-        site_id=site_id,
-        name=name,
-        description=description,
-        labels=labels,
-        capabilities=capabilities,
-        status=Status.READY,
-        created=now,
-        updated=now,
-    )
+    _check_capabilities(wanted.capabilities)
+    _check_type_name(conn, wanted.site_id, wanted.name)
+    row = {**msgspec.structs.asdict(wanted), "id": (new := ids()), "status": Status.READY}
+    insert_row(conn, instance_type, **row, created=now, updated=now)
     journal.record_status(conn, new, Status.READY, "Instance Type is ready for use", now)
     return new
 

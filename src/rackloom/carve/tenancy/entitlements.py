@@ -296,31 +296,33 @@ def delete_allocation(conn: sa.Connection, provider_id: str, allocation_id: str,
     )
 
 
+class NewAllocation(msgspec.Struct, frozen=True):
+    """Machines to give to a tenant at a site."""
+
+    tenant_id: str
+    site_id: str
+    name: str
+    description: str | None = None
+    types: Mapping[str, int] = {}
+    """Instance type id -> number of machines."""
+
+
 def create_allocation(
-    conn: sa.Connection,
-    provider_id: str,
-    *,
-    name: str,
-    description: str | None,
-    tenant_id: str,
-    site_id: str,
-    types: Mapping[str, int],
-    now: float,
-    ids: IdFactory,
+    conn: sa.Connection, provider_id: str, wanted: NewAllocation, now: float, ids: IdFactory
 ) -> str:
-    """Give a tenant machines of `types` (instance type id -> number) at a site; returns the id."""
-    if catalog.get_site(conn, site_id).provider_id != provider_id:
+    """Give a tenant machines at a site; returns the id of the allocation."""
+    if catalog.get_site(conn, wanted.site_id).provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
-    if not has_row(conn, tenant, id=tenant_id):
+    if not has_row(conn, tenant, id=wanted.tenant_id):
         raise invalid("Could not find Tenant with ID specified in request", tenantId="does not exist")
     known = sa.select(instance_type.c.id).where(
-        instance_type.c.site_id == site_id, instance_type.c.id.in_(list(types))
+        instance_type.c.site_id == wanted.site_id, instance_type.c.id.in_(list(wanted.types))
     )
-    if missing := sorted(set(types) - set(conn.execute(known).scalars())):
+    if missing := sorted(set(wanted.types) - set(conn.execute(known).scalars())):
         raise invalid(
             "Could not find Instance Type with ID specified in request", resourceTypeId=", ".join(missing)
         )
-    return _insert_allocation(conn, name, description, tenant_id, site_id, types, now, ids)
+    return _insert_allocation(conn, wanted, now, ids)
 
 
 def grant_everything(conn: sa.Connection, tenant_id: str, now: float, ids: IdFactory) -> None:
@@ -339,7 +341,8 @@ def grant_everything(conn: sa.Connection, tenant_id: str, now: float, ids: IdFac
             conn, allocation, tenant_id=tenant_id, site_id=site_id, name=EVERYTHING_ALLOCATION
         )
         if existing is None:
-            _insert_allocation(conn, EVERYTHING_ALLOCATION, None, tenant_id, site_id, types, now, ids)
+            wanted = NewAllocation(tenant_id, site_id, EVERYTHING_ALLOCATION, types=types)
+            _insert_allocation(conn, wanted, now, ids)
         else:
             delete_rows(conn, allocation_constraint, allocation_id=existing.id)
             _insert_constraints(conn, existing.id, types, now, ids)
@@ -374,22 +377,13 @@ def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, 
             )
 
 
-def _insert_allocation(
-    conn: sa.Connection,
-    name: str,
-    description: str | None,
-    tenant_id: str,
-    site_id: str,
-    types: Mapping[str, int],
-    now: float,
-    ids: IdFactory,
-) -> str:
-    _check_allocation_name(conn, tenant_id, site_id, name)
-    new = ids()
-    row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
-    insert_row(conn, allocation, **row, status=Status.REGISTERED, created=now, updated=now)
+def _insert_allocation(conn: sa.Connection, wanted: NewAllocation, now: float, ids: IdFactory) -> str:
+    _check_allocation_name(conn, wanted.tenant_id, wanted.site_id, wanted.name)
+    row = msgspec.structs.asdict(wanted)
+    types, new = row.pop("types"), ids()
+    insert_row(conn, allocation, id=new, **row, status=Status.REGISTERED, created=now, updated=now)
     note = EventNote(EventKind.ALLOCATION, new, Status.REGISTERED, "Allocation is in force")
-    journal.record_and_publish(conn, tenant_id, note, now)
+    journal.record_and_publish(conn, wanted.tenant_id, note, now)
     _insert_constraints(conn, new, types, now, ids)
     return new
 

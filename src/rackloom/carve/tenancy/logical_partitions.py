@@ -18,6 +18,7 @@ returned. Nothing here acts on them.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store import journal
@@ -85,20 +86,21 @@ def get_logical_partition(conn: sa.Connection, tenant_id: str, partition_id: str
     return entitlements.own_row(conn, partitions, tenant_id, partition_id, "NVLink Logical Partition")
 
 
+class NewLogicalPartition(msgspec.Struct, frozen=True):
+    """A logical partition to create."""
+
+    site_id: str
+    name: str
+    description: str | None = None
+
+
 def create_logical_partition(
-    conn: sa.Connection,
-    tenant_id: str,
-    *,
-    site_id: str,
-    name: str,
-    description: str | None,
-    now: float,
-    ids: IdFactory,
+    conn: sa.Connection, tenant_id: str, wanted: NewLogicalPartition, now: float, ids: IdFactory
 ) -> str:
     """A new logical partition, ready at once; returns its id."""
-    check_new_logical_partition(conn, tenant_id, site_id, name, now)
+    check_new_logical_partition(conn, tenant_id, wanted, now)
     new = ids()
-    row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
+    row = {**msgspec.structs.asdict(wanted), "id": new, "tenant_id": tenant_id}
     insert_row(conn, partitions, **row, status=Status.READY, created=now, updated=now)
     received = "received NVLink Logical Partition creation request, pending"
     notes = (
@@ -110,14 +112,14 @@ def create_logical_partition(
 
 
 def check_new_logical_partition(
-    conn: sa.Connection, tenant_id: str, site_id: str, name: str, now: float
+    conn: sa.Connection, tenant_id: str, wanted: NewLogicalPartition, now: float
 ) -> None:
     """Refuse a logical partition that could not be made."""
-    site = catalog.get_site(conn, site_id)
+    site = catalog.get_site(conn, wanted.site_id)
     catalog.check_site_registered(site)
-    entitlements.check_site_access(conn, tenant_id, site_id)
+    entitlements.check_site_access(conn, tenant_id, site.id)
     catalog.check_nvlink_enabled(site)
-    _check_name(conn, tenant_id, name)
+    _check_name(conn, tenant_id, wanted.name)
     entitlements.check_object_quota(conn, tenant_id, entitlements.QuotaKind.LOGICAL_PARTITIONS, 1, now)
 
 
@@ -227,58 +229,41 @@ def get_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
     return entitlements.own_row(conn, vpc, tenant_id, vpc_id, "VPC")
 
 
-def create_vpc(
-    conn: sa.Connection,
-    tenant_id: str,
-    *,
-    site_id: str,
-    name: str,
-    description: str | None,
-    logical_partition_id: str | None,
-    extra: Mapping[str, Any],
-    wanted_id: str | None,
-    now: float,
-    ids: IdFactory,
-) -> str:
+class NewVpc(msgspec.Struct, frozen=True, kw_only=True):
+    """A VPC to create."""
+
+    site_id: str
+    name: str
+    description: str | None = None
+    logical_partition_id: str | None = None
+    extra: Mapping[str, Any] = {}
+    id: str | None = None
+    """None: any."""
+
+
+def create_vpc(conn: sa.Connection, tenant_id: str, wanted: NewVpc, now: float, ids: IdFactory) -> str:
     """A new VPC; returns its id."""
-    new = wanted_id or ids()
-    check_new_vpc(
-        conn,
-        tenant_id,
-        site_id=site_id,
-        name=name,
-        logical_partition_id=logical_partition_id,
-        wanted_id=new,
-        now=now,
-    )
-    row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}
-    row |= {"description": description, "logical_partition_id": logical_partition_id, "extra": extra}
-    insert_row(conn, vpc, **row, status=Status.READY, created=now, updated=now)
+    new = wanted.id or ids()
+    wanted = msgspec.structs.replace(wanted, id=new)
+    check_new_vpc(conn, tenant_id, wanted, now)
+    row = {**msgspec.structs.asdict(wanted), "tenant_id": tenant_id, "status": Status.READY}
+    insert_row(conn, vpc, **row, created=now, updated=now)
     note = EventNote(Event.VPC, new, Status.READY, "VPC is ready for use")
     journal.record_and_publish_new(conn, tenant_id, [note], now)
     return new
 
 
-def check_new_vpc(
-    conn: sa.Connection,
-    tenant_id: str,
-    *,
-    site_id: str,
-    name: str,
-    logical_partition_id: str | None,
-    wanted_id: str | None,
-    now: float,
-) -> None:
+def check_new_vpc(conn: sa.Connection, tenant_id: str, wanted: NewVpc, now: float) -> None:
     """Refuse a VPC that could not be made."""
-    site = catalog.get_site(conn, site_id)
+    site = catalog.get_site(conn, wanted.site_id)
     catalog.check_site_registered(site)
-    entitlements.check_site_access(conn, tenant_id, site_id)
-    _check_vpc_name(conn, tenant_id, site_id, name)
-    if logical_partition_id is not None:
-        _check_default_partition(conn, tenant_id, site, logical_partition_id)
+    entitlements.check_site_access(conn, tenant_id, site.id)
+    _check_vpc_name(conn, tenant_id, site.id, wanted.name)
+    if wanted.logical_partition_id is not None:
+        _check_default_partition(conn, tenant_id, site, wanted.logical_partition_id)
     entitlements.check_object_quota(conn, tenant_id, entitlements.QuotaKind.VPCS, 1, now)
-    if wanted_id is not None:
-        require_unused(find_row(conn, vpc, id=wanted_id), "A VPC with specified ID already exists")
+    if wanted.id is not None:
+        require_unused(find_row(conn, vpc, id=wanted.id), "A VPC with specified ID already exists")
 
 
 def update_vpc(

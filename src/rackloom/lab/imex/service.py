@@ -240,7 +240,10 @@ class ImexService:
     def take(self, number: int) -> None:
         """Handle a signal: SIGUSR1 reloads, any other stops."""
         if number == signal.SIGUSR1:
-            self._asked_to_reload()
+            now = asyncio.get_running_loop().time()
+            if now - self._reloaded >= self._settings.host.seconds(RELOAD_WINDOW):
+                self._reloaded = now
+                self._reload.set()
         else:
             self._stop.set()
 
@@ -269,12 +272,6 @@ class ImexService:
             await self._stop.wait()
         finally:
             reloading.cancel()
-
-    def _asked_to_reload(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._reloaded >= self._settings.host.seconds(RELOAD_WINDOW):
-            self._reloaded = now
-            self._reload.set()
 
     async def _reload_when_asked(self) -> None:
         while True:
@@ -407,7 +404,7 @@ def main() -> int:
         log("INFO", "IMEX version 0.0.0-stand-in is running with the following configuration options:")
         for name, value in settings.options.items():
             log("INFO", f"{name} = {value}")
-        asyncio.run(_serve_until_signal(settings, log))
+        asyncio.run(ImexService(settings, log).run())
     except ImexRefusal as refusal:
         for line in refusal.args:
             log("ERROR", line)
@@ -416,10 +413,6 @@ def main() -> int:
         log("ERROR", str(error))
         return EXIT_REFUSED
     return 0
-
-
-async def _serve_until_signal(settings: ImexOptions, log: LogLine) -> None:
-    await ImexService(settings, log).run()
 
 
 if __name__ == "__main__":

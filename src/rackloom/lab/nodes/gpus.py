@@ -55,7 +55,10 @@ class TrayGpu(msgspec.Struct, frozen=True):
 def fabric_slots_of(snapshot: FabricSnapshot) -> FabricSlots:
     """Every GPU of a domain, by its slot."""
     partition_of = {guid: partition.id for partition in snapshot.partitions for guid in partition.guids}
-    return {_slot_key(gpu): FabricSlot(gpu, partition_of.get(gpu.guid, 0)) for gpu in snapshot.gpus}
+    return {
+        SlotKey(gpu.chassis_serial, gpu.slot, gpu.module_id): FabricSlot(gpu, partition_of.get(gpu.guid, 0))
+        for gpu in snapshot.gpus
+    }
 
 
 def gpus_of_tray(
@@ -97,10 +100,6 @@ def _tray_gpu(
         health_message=f"switches say {slot.gpu.health.name.lower().replace('_', ' ')}",
     )
     return TrayGpu(slot_key.module_id, uuid, fabric)
-
-
-def _slot_key(gpu: FabricGpu) -> SlotKey:
-    return SlotKey(gpu.chassis_serial, gpu.slot, gpu.module_id)
 
 
 # The driver of a tray, with its faults.

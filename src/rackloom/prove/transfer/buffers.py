@@ -79,15 +79,6 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", c_int))
 
 
-def no_gpu_reason(load: LibraryLoader = ctypes.CDLL) -> str | None:
-    """Why there is no GPU to use here, or None. Asks the driver, and makes no context."""
-    try:
-        driver = CudaDriver(load)
-    except Refused as refused:
-        return refused.reason
-    return None if driver.count() else "the CUDA driver finds no GPU"
-
-
 class CudaDriver:
     """The CUDA driver, initialised; every call that fails is a Refused that names it.
 

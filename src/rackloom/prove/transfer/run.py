@@ -172,22 +172,6 @@ class RunObserver(msgspec.Struct, frozen=True):
 NO_OBSERVER = RunObserver()
 
 
-def run_pair(
-    spec: TransferSpec,
-    *,
-    initiator: EndLocation = LOCAL_END,
-    target: EndLocation = LOCAL_END,
-    promise: Promise = NO_PROMISE,
-) -> TransferReport:
-    """Start a target and an initiator, measure once, end both.
-
-    Raises:
-        Refused: NIXL is not installed, or an end cannot do what `spec` and the configurations ask.
-        Retry: an end died or took longer than the timeout.
-    """
-    return run_lanes(spec, [Lane(initiator, target, promise)])[0]
-
-
 def run_plain(
     spec: TransferSpec,
     *,
@@ -201,7 +185,7 @@ def run_plain(
     `why` says why it is not the emulated pair, when that was asked for.
 
     Raises:
-        Refused, Retry: as run_pair.
+        Refused, Retry: as run_lanes.
     """
     end = EndLocation(config=config)
     reports = _repeat_lane(spec, Lane(end, end, _promise_of_pins(config)), "plain", runs, watch)
@@ -291,7 +275,7 @@ def run_pairs(
     `config` has what the initiators share: transports and the allocation.
 
     Raises:
-        Refused, Retry: as run_pair.
+        Refused, Retry: as run_lanes.
     """
     lanes = [_pair_lane(pair, config, targets[k] if targets else None) for k, pair in enumerate(pairs)]
     return _measure_pairs(spec, pairs, lanes, runs, watch, emulated=False)
@@ -303,8 +287,8 @@ def run_emulated_pairs(
     """As `run_pairs` with the two shaped links between two emulated pods.
 
     Raises:
-        Refused: pods cannot be emulated here; and as run_pair.
-        Retry: as run_pair.
+        Refused: pods cannot be emulated here; and as run_lanes.
+        Retry: as run_lanes.
     """
     require_nixl()
     pairs = [GpuNicPair("cpu", device) for device in ("rdma0", "rdma1")]

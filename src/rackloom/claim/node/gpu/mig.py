@@ -177,7 +177,11 @@ def destroy_mig_device(nvml: Any, handle: Any, partition: MigPartition) -> None:
     if not mig_mode(nvml, handle):
         return
     with _in_use_named(nvml, f"MIG device {partition.profile} of GPU {partition.gpu} cannot be destroyed"):
-        _destroy_instances(nvml, handle, partition)
+        # Destroy the GPU instance at the place, if there is one, and what is in it.
+        for instance in _instances_at(nvml, handle, partition):
+            for compute in _compute_instances(nvml, instance):
+                nvml.nvmlComputeInstanceDestroy(compute)
+            nvml.nvmlGpuInstanceDestroy(instance)
     if _has_instances(nvml, handle) or not mig_switchable(nvml, handle):
         return
     try:
@@ -208,14 +212,6 @@ def _enter_mig_mode(nvml: Any, handle: Any, uuid: str) -> None:
     status = nvml.nvmlDeviceSetMigMode(handle, nvml.NVML_DEVICE_MIG_ENABLE)
     if status != nvml.NVML_SUCCESS or not mig_mode(nvml, handle):
         raise Retry(f"GPU {uuid} cannot enter MIG mode now: a program uses it", after=MIG_RETRY_SECONDS)
-
-
-def _destroy_instances(nvml: Any, handle: Any, partition: MigPartition) -> None:
-    """Destroy the GPU instance at the place, if there is one, and what is in it."""
-    for instance in _instances_at(nvml, handle, partition):
-        for compute in _compute_instances(nvml, instance):
-            nvml.nvmlComputeInstanceDestroy(compute)
-        nvml.nvmlGpuInstanceDestroy(instance)
 
 
 def _instances_at(nvml: Any, handle: Any, partition: MigPartition) -> list[Any]:

@@ -378,7 +378,10 @@ def _move_if_here(identity: LinkIdentity, handle: int, name: str) -> bool:
 def _configure_in_pod(identity: LinkIdentity, wanted: LinkSettings) -> AttachedLink:
     with Rtnetlink() as rtnetlink:
         _apply(rtnetlink, _require_link(rtnetlink, identity), wanted)
-        _check_sysctls(wanted)
+        # A kernel without IPv6, or an interface too small for it, has no files for its settings.
+        for name, value in wanted.sysctls.items():
+            if value and name not in _IF_THERE and not sysctl_path(name, wanted.name).exists():
+                raise FileNotFoundError(errno.ENOENT, f"setting {name} of {wanted.name}: it has no IPv6")
         link = _require_link(rtnetlink, identity)
         addresses = tuple(read_addresses(rtnetlink, link.index))
         learnt = _autoconfigured(rtnetlink, link) if wanted.autoconfigures else ()
@@ -396,13 +399,6 @@ def _autoconfigured(rtnetlink: Rtnetlink, link: NetworkLink) -> tuple[str, ...]:
             raise TimeoutError(errno.ETIMEDOUT, reason)
         time.sleep(_ADVERTISEMENT_POLL_SECONDS)
     return found
-
-
-def _check_sysctls(wanted: LinkSettings) -> None:
-    """A kernel without IPv6, or an interface too small for it, has no files for its settings."""
-    for name, value in wanted.sysctls.items():
-        if value and name not in _IF_THERE and not sysctl_path(name, wanted.name).exists():
-            raise FileNotFoundError(errno.ENOENT, f"setting {name} of {wanted.name}: it has no IPv6")
 
 
 def _restore_on_host(identity: LinkIdentity, host: LinkSettings) -> bool:

@@ -176,7 +176,9 @@ class NriPlugin:
                     writer.write(await self._answer(frame))
                     await writer.drain()
                 elif frame.connection == RUNTIME and frame.type == RESPONSE:
-                    _check_registered(frame.data)
+                    status = wire.Response.FromString(frame.data).status
+                    if status.code:
+                        raise Refused(f"the runtime does not take the plugin: {status.message}")
 
     def _register(self) -> bytes:
         registration = wire.RegisterPluginRequest(plugin_name=self.name, plugin_idx=PLUGIN_INDEX)
@@ -253,12 +255,6 @@ class _Unimplemented(Exception):
 
 async def _nothing(_payload: bytes) -> Message:
     return wire.Response()
-
-
-def _check_registered(data: bytes) -> None:
-    status = wire.Response.FromString(data).status
-    if status.code:
-        raise Refused(f"the runtime does not take the plugin: {status.message}")
 
 
 def _sandbox(pod: wire.Sandbox) -> PodSandbox:

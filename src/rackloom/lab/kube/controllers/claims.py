@@ -101,7 +101,8 @@ class ResourceClaimController(Controller):
             claim = await self._update_status(objects.RESOURCE_CLAIM, claim, status)
         if "allocation" not in (claim.get("status") or {}):
             await self._remove_finalizer(claim)
-        if not kept and self._was_made_for_an_ended_pod(claim):
+        owners = [self._store.find(objects.POD, key) for key in owner_keys(claim, objects.POD)]
+        if not kept and any(pod is not None and has_pod_ended(pod) for pod in owners):
             await self._delete(objects.RESOURCE_CLAIM, claim)
 
     def _uses(self, claim: Object, user: Object) -> bool:
@@ -115,10 +116,6 @@ class ResourceClaimController(Controller):
             kept = [finalizer for finalizer in held if finalizer != CLAIM_FINALIZER] or None
             patch = {"metadata": {"finalizers": kept, "resourceVersion": metadata["resourceVersion"]}}
             await self._api.patch(objects.RESOURCE_CLAIM, metadata["name"], metadata["namespace"], patch)
-
-    def _was_made_for_an_ended_pod(self, claim: Object) -> bool:
-        pods = [self._store.find(objects.POD, key) for key in owner_keys(claim, objects.POD)]
-        return any(pod is not None and has_pod_ended(pod) for pod in pods)
 
 
 def claims_by_entry(pod: Object) -> dict[str, str]:

@@ -150,7 +150,8 @@ def _metadata(
 def _conditions(job: Object, workers: dict[int, Object], launcher: Object | None) -> Iterator[dict[str, Any]]:
     ended = _launcher_result(launcher)
     failed = any(pod_phase(pod) == "Failed" for pod in workers.values()) and ended is None
-    running = ended is None and not failed and _all_ready(job, workers) and _is_active(launcher)
+    is_active = bool(((launcher or {}).get("status") or {}).get("active"))
+    running = ended is None and not failed and _all_ready(job, workers) and is_active
     yield _condition("Created", True, "MPIJobCreated")
     yield _condition("Running", running, "MPIJobRunning")
     if ended is not None or failed:
@@ -167,10 +168,6 @@ def _launcher_result(launcher: Object | None) -> str | None:
     results = {"Complete": "Succeeded", "Failed": "Failed"}
     met = (results[type_] for type_ in results if condition_status(launcher or {}, type_) == "True")
     return next(met, None)
-
-
-def _is_active(launcher: Object | None) -> bool:
-    return bool(((launcher or {}).get("status") or {}).get("active"))
 
 
 def _all_ready(job: Object, workers: dict[int, Object]) -> bool:

@@ -137,7 +137,9 @@ class DaemonSetController(Controller):
         daemon_set = self._store.find(objects.DAEMON_SET, key)
         if daemon_set is None or "deletionTimestamp" in daemon_set["metadata"]:
             return
-        wanted = self._wanted(daemon_set)
+        spec = daemon_set["spec"]["template"]["spec"]
+        nodes = self._store.all(objects.NODE)
+        wanted = {node["metadata"]["name"] for node in nodes if is_node_selected(spec, node)}
         for node, pods in self._pods(daemon_set).items():
             surplus = pods[1:] if node in wanted else pods
             for pod in [*surplus, *(pod for pod in pods[:1] if has_pod_ended(pod))]:
@@ -146,11 +148,6 @@ class DaemonSetController(Controller):
             await self._api.create(objects.POD, _daemon_pod(daemon_set, node))
         if (daemon_set := self._store.find(objects.DAEMON_SET, key)) is not None:
             await self._update_status(objects.DAEMON_SET, daemon_set, self._status(daemon_set, wanted))
-
-    def _wanted(self, daemon_set: Object) -> set[str]:
-        spec = daemon_set["spec"]["template"]["spec"]
-        nodes = self._store.all(objects.NODE)
-        return {node["metadata"]["name"] for node in nodes if is_node_selected(spec, node)}
 
     def _pods(self, daemon_set: Object) -> dict[str, list[Object]]:
         found: dict[str, list[Object]] = {}
