@@ -290,7 +290,7 @@ def test_a_cluster_is_followed_object_by_object() -> None:
 
 
 def test_a_cluster_without_its_bulk_has_the_same_facts() -> None:
-    """`rackloom place` drops what no plan reads while it decodes a dump."""
+    """`rackloom place` drops the parts that no plan reads while it decodes a dump."""
     bulk = {"env": [{"name": "E", "value": "v"}], "image": "i", "volumeMounts": [{"name": "v"}]}
     for seed in range(60):
         cluster = random_cluster(seed, Odds(broken=0.1))
