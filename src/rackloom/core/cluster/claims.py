@@ -81,7 +81,9 @@ def claim_holds(
     gpus: dict[str, set[str]] = defaultdict(set)
     for device in claim.devices:
         key = (device.pool, device.device)
-        if device.driver == driver and not device.admin_access:
+        if device.admin_access:
+            continue
+        if device.driver == driver:
             # A device that is published no more is still held. Drivers name the pool like the node.
             known = published.get(key) or PublishedDevice(device.pool, "/".join(key), is_whole=True)
             gpus[known.node].add(known.gpu)
