@@ -521,9 +521,9 @@ def is_bound_pod(pod: JsonMapping) -> bool:
     return bool(node_of(pod)) and not has_pod_ended(pod)
 
 
-def is_gated(pod: JsonMapping) -> bool:
-    """Whether a pod has scheduling gates: the scheduler does not consider it before they are removed."""
-    return bool((pod.get("spec") or {}).get("schedulingGates"))
+def gates_of(pod: JsonMapping) -> tuple[str, ...]:
+    """The scheduling gates of a pod. The scheduler does not consider it before they are removed."""
+    return tuple(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
 
 
 def refers_to_claims(pod: JsonMapping) -> bool:

@@ -38,7 +38,7 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import (
     claim_templates,
-    is_gated,
+    gates_of,
     node_of,
     refers_to_claims,
     runs_imex_daemon,
@@ -116,7 +116,7 @@ def _pod(obj: Object) -> PodRecord:
         node=node_of(obj),
         owner=controller_title(obj),
         since=created_at(obj),
-        gated=is_gated(obj),
+        gated=bool(gates_of(obj)),
         templates=claim_templates(obj),
         claims=named_pod_claims(obj),
     )
