@@ -4,7 +4,7 @@ import pytest
 
 from rackloom.core.cluster.claims import ClaimConsumer, ClaimRef, claim_consumers, class_selectors, read_claim
 from rackloom.core.cluster.nodes import SlicePool, node_addresses, pod_networks, slice_content, slice_pool
-from rackloom.core.cluster.objects import condition_of, has_same_spec
+from rackloom.core.cluster.objects import condition_of, conditions_of, has_same_spec
 from rackloom.core.cluster.pods import ClaimTemplateObject, command_words, decode_object
 from rackloom.errors import Refused
 
@@ -17,6 +17,12 @@ def test_a_condition_whose_time_is_null_is_one_without_a_time():
     assert found is not None
     assert (found.status, found.last_transition_time) == ("True", "")
     assert condition_of({"status": {"conditions": None}}, "Ready") is None
+
+
+def test_a_condition_of_another_shape_hides_no_other():
+    ready = {"type": "Ready", "status": "True"}
+    obj = {"status": {"conditions": [{"type": "Ready", "status": True}, {"status": "True"}, "no", ready]}}
+    assert [condition.type for condition in conditions_of(obj)] == ["Ready"]
 
 
 def test_two_states_without_a_spec_have_the_same():

@@ -26,7 +26,7 @@ import msgspec
 from rackloom.core.allocate.attributes import is_whole_gpu
 from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
-from rackloom.core.cluster.objects import JsonMapping, Object, labels_of
+from rackloom.core.cluster.objects import JsonMapping, Object, condition_of, labels_of
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
 from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
 
@@ -269,12 +269,6 @@ def pod_networks(node: JsonMapping) -> tuple[str, ...]:
     return tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
 
 
-def ready_status(node: JsonMapping) -> str | None:
-    """The status of its Ready condition, or None if it has none."""
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    return next((c.get("status") for c in conditions if c.get("type") == "Ready"), None)
-
-
 def opened_node(node: JsonMapping) -> Object:
     """The node as it is when it is open to all pods."""
     status = {**(node.get("status") or {}), "conditions": [{"type": "Ready", "status": "True"}]}
@@ -289,10 +283,10 @@ def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None
     taints = list(blocking_taints(node, tolerations or ()))
     if is_cordoned(node) or _CORDON_TAINT in taints:
         yield "cordoned"
-    ready = ready_status(node)
+    ready = condition_of(node, "Ready")
     if ready is None:
         yield "no Ready condition"
-    elif ready != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
+    elif ready.status != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
         yield "not ready"
     if tolerations is not None:
         yield from closing_taints(node, tolerations)

@@ -23,6 +23,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.allocate.objects import readable
+
 Object = dict[str, Any]
 """One Kubernetes object as JSON. A value that nests too deeply to be read is replaced (see
 `claim.kube.decoding`)."""
@@ -160,8 +162,8 @@ def is_pod_ready(pod: JsonMapping) -> bool:
 
 def has_condition(obj: JsonMapping, *types: str) -> bool:
     """Whether the status has a condition of one of these types that is True."""
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    return any(condition["type"] in types and condition["status"] == "True" for condition in conditions)
+    written = _written_conditions(obj)
+    return any(entry.get("type") in types and entry.get("status") == "True" for entry in written)
 
 
 def pod_claim_names(pod: JsonMapping) -> Iterator[str]:
@@ -207,12 +209,10 @@ def not_ready_since(node: JsonMapping) -> float | None:
 
     A node without the condition has not been ready since its creation.
     """
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    ready: JsonMapping = next((condition for condition in conditions if condition.get("type") == "Ready"), {})
-    if ready.get("status") == "True":
+    ready = condition_of(node, "Ready") or Condition(type="Ready")
+    if ready.status == "True":
         return None
-    since = ready.get("lastTransitionTime") or node["metadata"].get("creationTimestamp", "")
-    return epoch_seconds(since) or 0.0
+    return epoch_seconds(ready.last_transition_time) or created_at(node) or 0.0
 
 
 # Index functions for caches.
@@ -471,33 +471,35 @@ def field_writes(obj: JsonMapping, label: str | None = None) -> Iterator[tuple[s
 
 
 def conditions_of(obj: JsonMapping) -> tuple[Condition, ...]:
-    """The conditions of an object. The API server writes a time that a condition lacks as null."""
-    written = (obj.get("status") or {}).get("conditions") or ()
-    present = [{key: value for key, value in entry.items() if value is not None} for entry in written]
-    return msgspec.convert(present, tuple[Condition, ...])
+    """The conditions of an object, without those that another program has shaped in its own way."""
+    return tuple(readable(_written_conditions(obj), Condition))
 
 
 def condition_of(obj: JsonMapping, type_: str) -> Condition | None:
     """The condition of a type."""
-    return next((condition for condition in conditions_of(obj) if condition.type == type_), None)
+    written = (entry for entry in _written_conditions(obj) if entry.get("type") == type_)
+    return next(readable(written, Condition), None)
 
 
-def dated_condition(obj: JsonMapping, new: Condition, now: str) -> Condition:
-    """A condition as it is to be written on this state of an object. `now` is RFC 3339.
+def dated_condition(new: Condition, old: Condition | None, now: str, generation: int = 0) -> Condition:
+    """A condition as it is to be written in place of an old one. `now` is RFC 3339.
 
     The time is that of the last change of its status.
     """
-    old = condition_of(obj, new.type)
     since = old.last_transition_time if old is not None and old.status == new.status else ""
-    return replace(new, last_transition_time=since or now, observed_generation=generation_of(obj))
+    return replace(new, last_transition_time=since or now, observed_generation=generation)
 
 
-def changed_conditions(obj: JsonMapping, changed: Sequence[Condition], now: str) -> list[Object]:
+def changed_conditions(obj: JsonMapping, changed: Sequence[Condition], now: str) -> list[JsonMapping]:
     """All conditions of an object as JSON, with these in place of those of their types. `now` is RFC 3339."""
-    types = {condition.type for condition in changed}
-    written = (obj.get("status") or {}).get("conditions") or ()
-    kept = [condition for condition in written if condition.get("type") not in types]
-    return [*kept, *(msgspec.to_builtins(dated_condition(obj, condition, now)) for condition in changed)]
+    types, generation = {condition.type for condition in changed}, generation_of(obj)
+    kept = [entry for entry in _written_conditions(obj) if entry.get("type") not in types]
+    dated = (dated_condition(new, condition_of(obj, new.type), now, generation) for new in changed)
+    return [*kept, *map(msgspec.to_builtins, dated)]
+
+
+def _written_conditions(obj: JsonMapping) -> Sequence[JsonMapping]:
+    return (obj.get("status") or {}).get("conditions") or ()
 
 
 def _metadata(obj: JsonMapping) -> JsonMapping:
