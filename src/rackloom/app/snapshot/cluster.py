@@ -23,7 +23,7 @@ import msgspec
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.claim.kube.api import KubeError, NotFound, ObjectList, list_taint_rules
 from rackloom.claim.node.imex.labels import CLIQUE_LABEL_MANAGER
-from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.core.allocate.objects import DeviceClass, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, readable_rules
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import claim_consumers, held_devices, read_allocations
@@ -52,6 +52,7 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import accepted_at
 from rackloom.core.cluster.reader import find_fault
+from rackloom.core.cluster.scheduling import allocator_node
 from rackloom.core.cluster.state import Unreadable
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import (
@@ -241,7 +242,7 @@ def _withheld(inputs: _RuleInputs) -> Mapping[str, tuple[WithheldDevice, ...]]:
         for claim in allocator_values([obj], ResourceClaim)
     }
     supply = DeviceSupply(
-        nodes=tuple(allocator_values(inputs.nodes, Node)),
+        nodes=tuple(map(allocator_node, inputs.nodes)),
         classes=tuple(allocator_values(inputs.classes, DeviceClass)),
         slices=tuple(allocator_values(inputs.slices, ResourceSlice)),
         in_use=tuple(read_allocations(inputs.claims)),

@@ -42,7 +42,7 @@ def devices_of(slice_: JsonMapping) -> Iterator[Device]:
 
 
 def allocator_values(objects: Iterable[JsonMapping], kind: type[V]) -> Iterator[V]:
-    """Nodes, slices, classes and claims as the allocator takes them, without those that it cannot read.
+    """Slices, classes and claims as the allocator takes them, without those that it cannot read.
 
     It refuses fields that it does not know, so their metadata are names and labels alone.
     """

@@ -168,6 +168,11 @@ def node_of_slice(slice_: JsonMapping) -> str:
     return slice_["spec"].get("nodeName") or ""
 
 
+def device_names(slice_: JsonMapping) -> list[str]:
+    """The names of the devices of a slice."""
+    return [device["name"] for device in slice_["spec"].get("devices") or ()]
+
+
 def newest_slices(slices: Iterable[JsonMapping]) -> Iterator[JsonMapping]:
     """The slices of the newest generation of each pool, pool by pool.
 
@@ -218,13 +223,6 @@ def published_devices(pool: Collection[SliceShape]) -> PublishedDevices:
             gpu = attributes.parent_uuid.string or attributes.uuid.string or "/".join(key)
             found[key] = PublishedDevice(str(spec.node_name), gpu, is_whole_gpu(attributes.type.string))
     return found
-
-
-def slice_devices(slice_: JsonMapping) -> tuple[str, tuple[str, str], list[str]]:
-    """The node of a slice ("" if it is of several), its driver and pool, and the names of its devices."""
-    spec = slice_["spec"]
-    devices = [device["name"] for device in spec.get("devices") or ()]
-    return spec.get("nodeName") or "", (spec["driver"], spec["pool"]["name"]), devices
 
 
 def gpus_by_node(published: PublishedDevices) -> Counter[str]:
