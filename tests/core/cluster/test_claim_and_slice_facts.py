@@ -3,7 +3,15 @@
 import pytest
 
 from rackloom.core.cluster.claims import ClaimConsumer, ClaimRef, claim_consumers, class_selectors, read_claim
-from rackloom.core.cluster.nodes import SlicePool, node_addresses, pod_networks, slice_content, slice_pool
+from rackloom.core.cluster.gang_objects import read_tray_node
+from rackloom.core.cluster.nodes import (
+    SlicePool,
+    node_addresses,
+    pod_networks,
+    slice_content,
+    slice_pool,
+    taints_of,
+)
 from rackloom.core.cluster.objects import condition_of, conditions_of, has_same_spec
 from rackloom.core.cluster.pods import ClaimTemplateObject, command_words, decode_object
 from rackloom.errors import Refused
@@ -23,6 +31,16 @@ def test_a_condition_of_another_shape_hides_no_other():
     ready = {"type": "Ready", "status": "True"}
     obj = {"status": {"conditions": [{"type": "Ready", "status": True}, {"status": "True"}, "no", ready]}}
     assert [condition.type for condition in conditions_of(obj)] == ["Ready"]
+
+
+def test_a_taint_without_a_value_is_read_in_all_forms():
+    for value in ({}, {"value": None}, {"value": ""}):
+        node = {
+            "metadata": {"name": "n"},
+            "spec": {"taints": [{"key": "a", "effect": "NoSchedule", **value}]},
+        }
+        assert [taint.text for taint in taints_of(node)] == ["a:NoSchedule"]
+        assert read_tray_node(node).taints == taints_of(node)
 
 
 def test_two_states_without_a_spec_have_the_same():

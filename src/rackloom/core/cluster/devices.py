@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.core.allocate.objects import readable
+from rackloom.core.allocate.objects import convert_object, readable
 from rackloom.core.cluster.nodes import Taint, node_of_slice, slice_pool
 from rackloom.core.cluster.objects import JsonMapping, labels_of, name_of
 
@@ -37,7 +37,7 @@ def devices_of(slice_: JsonMapping) -> Iterator[Device]:
             node=node,
             # The API server keeps each value under its type.
             attributes={name: next(iter(typed.values()), None) for name, typed in written.items()},
-            taints=msgspec.convert(device.get("taints") or (), tuple[Taint, ...]),
+            taints=tuple(convert_object(taint, Taint) for taint in device.get("taints") or ()),
         )
 
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.nodes import Taint, taints_of
 from rackloom.core.cluster.objects import (
     JOB,
     JsonMapping,
@@ -408,28 +409,19 @@ def read_member(obj: Object) -> GangMember:
 # Nodes as a gang sees them: whether they are ready, and for which plans they are reserved.
 
 
-class NodeTaint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A taint of a node."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str | None = None
-
-
 class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that is a gang's tray, or was."""
 
     name: str
     resource_version: str
-    taints: tuple[NodeTaint, ...] = ()
+    taints: tuple[Taint, ...] = ()
     not_ready_since: float | None = None
     """Seconds since the epoch, or None while it is ready."""
 
     @property
     def holders(self) -> tuple[str, ...]:
         """UIDs of the GangPlans for which it is reserved: at most one, unless a person added one."""
-        return tuple(taint.value for taint in self.taints if taint.key == GANG_TAINT)
+        return _holders(self.taints)
 
     def is_lost(self, now: float, after: float) -> bool:
         """Whether it has not been ready for `after` seconds."""
@@ -441,12 +433,15 @@ def read_tray_node(obj: Object) -> TrayNode:
     return TrayNode(
         name=name_of(obj),
         resource_version=version_of(obj),
-        taints=msgspec.convert((obj.get("spec") or {}).get("taints") or (), tuple[NodeTaint, ...]),
+        taints=taints_of(obj),
         not_ready_since=not_ready_since(obj),
     )
 
 
 def reserving_plans(node: JsonMapping) -> tuple[str, ...]:
     """UIDs of the plans whose taint a node carries."""
-    taints = (node.get("spec") or {}).get("taints") or ()
-    return tuple(taint.get("value", "") for taint in taints if taint["key"] == GANG_TAINT)
+    return _holders(taints_of(node))
+
+
+def _holders(taints: Iterable[Taint]) -> tuple[str, ...]:
+    return tuple(taint.value for taint in taints if taint.key == GANG_TAINT)

@@ -24,7 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from rackloom.core.allocate.attributes import is_whole_gpu
-from rackloom.core.allocate.objects import Amount
+from rackloom.core.allocate.objects import Amount, convert_object
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import JsonMapping, Object, condition_of, labels_of
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
@@ -36,12 +36,12 @@ _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachab
 """Taints by which the node controller repeats the Ready condition of the node."""
 
 
-class Taint(ApiStruct, frozen=True):
+class Taint(ApiStruct, frozen=True, omit_defaults=True):
     """A taint of a node, or of a device."""
 
     key: str
     effect: str
-    value: str | None = None
+    value: str = ""
     time_added: str | None = None
 
     @property
@@ -241,7 +241,7 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
 
 def taints_of(node: JsonMapping) -> tuple[Taint, ...]:
     """The taints of a node."""
-    return msgspec.convert((node.get("spec") or {}).get("taints") or (), tuple[Taint, ...])
+    return tuple(convert_object(taint, Taint) for taint in (node.get("spec") or {}).get("taints") or ())
 
 
 def is_cordoned(node: JsonMapping) -> bool:

@@ -249,20 +249,21 @@ def add_operation(path: str, value: Any) -> PatchOperation:
     return {"op": "add", "path": path, "value": value}
 
 
+def json_pointer(path: str, key: str) -> str:
+    """The pointer to an entry of a map at a path. RFC 6901 writes "~" as "~0" and "/" as "~1"."""
+    return f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+
+
 def add_entries(
     path: str, present: Mapping[str, str] | None, entries: Mapping[str, str]
 ) -> tuple[PatchOperation, ...]:
     """The operations that add labels or annotations to those that are `present`.
 
-    An `add` below a missing mapping fails, so the mapping is then added as a whole. A JSON pointer (RFC 6901)
-    writes "~" as "~0" and "/" as "~1".
+    An `add` below a missing mapping fails, so the mapping is then added as a whole.
     """
     if not present:
         return (add_operation(path, dict(entries)),) if entries else ()
-    return tuple(
-        add_operation(f"{path}/{key.replace('~', '~0').replace('/', '~1')}", value)
-        for key, value in entries.items()
-    )
+    return tuple(add_operation(json_pointer(path, key), value) for key, value in entries.items())
 
 
 class CreateObject(msgspec.Struct, frozen=True, kw_only=True):
