@@ -2,7 +2,15 @@
 
 import pytest
 
-from rackloom.core.cluster.claims import ClaimConsumer, ClaimRef, claim_consumers, class_selectors, read_claim
+from rackloom.core.cluster.claims import (
+    ClaimConsumer,
+    ClaimRef,
+    allocated_devices,
+    claim_consumers,
+    class_selectors,
+    held_devices,
+    read_claim,
+)
 from rackloom.core.cluster.gang_objects import read_tray_node
 from rackloom.core.cluster.nodes import (
     SlicePool,
@@ -41,6 +49,14 @@ def test_a_taint_without_a_value_is_read_in_all_forms():
         }
         assert [taint.text for taint in taints_of(node)] == ["a:NoSchedule"]
         assert read_tray_node(node).taints == taints_of(node)
+
+
+def test_null_and_newer_fields_of_an_allocated_device_hide_nothing():
+    device = {"driver": "d", "pool": "p", "device": "x", "adminAccess": None, "newer": {"a": 1}}
+    claim = {"status": {"allocation": {"devices": {"results": [device, device | {"adminAccess": True}]}}}}
+    assert [found.device for found in allocated_devices(claim)] == ["x", "x"]
+    assert [found.device for found in held_devices(claim)] == ["x"]
+    assert allocated_devices({"status": None}) == ()
 
 
 def test_two_states_without_a_spec_have_the_same():

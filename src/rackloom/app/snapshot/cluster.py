@@ -303,13 +303,13 @@ def _claim_allocations(inputs: tuple[Object, tuple[_PodStart | None, ...]]) -> t
     pods = sorted(f"{namespace_of(claim)}/{user.name}" for user in claim_consumers(claim))
     return tuple(
         AllocatedDevice(
-            driver=driver,
-            pool=pool,
-            device=device,
+            driver=held.driver,
+            pool=held.pool,
+            device=held.device,
             claim=full_name(claim),
             pods=tuple(pods),
             since=None if None in since else min(filter(None, since), default=None),
             jobs=tuple(sorted(jobs)),
         )
-        for driver, pool, device in held_devices(claim)
+        for held in held_devices(claim)
     )

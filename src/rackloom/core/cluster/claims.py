@@ -20,9 +20,11 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
     AllocationResult,
+    Amount,
     ObjectMeta,
     ResourceClaim,
     ResourceClaimSpec,
+    convert_object,
     readable,
 )
 from rackloom.core.cluster import names
@@ -30,7 +32,6 @@ from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
 from rackloom.core.cluster.objects import (
     JsonMapping,
     OwnerReference,
-    allocated_devices,
     annotations_of,
     identity_of,
     owners_of,
@@ -54,11 +55,14 @@ def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult
     return readable(filter(None, written), AllocationResult)
 
 
-def held_devices(claim: JsonMapping) -> Iterator[tuple[str, str, str]]:
-    """Driver, pool and name of each device that a claim keeps from others."""
-    for device in allocated_devices(claim):
-        if not device.get("adminAccess"):
-            yield device["driver"], device["pool"], device["device"]
+def allocated_devices(claim: JsonMapping) -> "tuple[DeviceResult, ...]":
+    """The devices that are allocated to a claim, also those that it may only observe."""
+    return convert_object(claim.get("status") or {}, _Allocated).allocation.devices.results
+
+
+def held_devices(claim: JsonMapping) -> "Iterator[DeviceResult]":
+    """The devices that a claim keeps from others."""
+    return (device for device in allocated_devices(claim) if not device.admin_access)
 
 
 def class_selectors(device_class: JsonMapping) -> Iterator[str]:
@@ -177,19 +181,28 @@ def claim_request(obj: JsonMapping) -> ClaimRequest:
 # devices of such a claim would look free.
 
 
-class _DeviceResult(ApiStruct, frozen=True):
+class DeviceResult(ApiStruct, frozen=True, omit_defaults=True):
+    """A device that is allocated to a claim, with the fields that bear on other claims."""
+
     driver: str
     pool: str
     device: str
+    request: str = ""
     admin_access: bool | None = None
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: Mapping[str, Amount] | None = None
 
 
 class _DeviceResults(ApiStruct, frozen=True):
-    results: tuple[_DeviceResult, ...] = ()
+    results: tuple[DeviceResult, ...] = ()
 
 
 class _Allocation(ApiStruct, frozen=True):
     devices: _DeviceResults = _DeviceResults()
+
+
+class _Allocated(ApiStruct, frozen=True):
+    allocation: _Allocation = _Allocation()
 
 
 class _ClaimStatus(ApiStruct, frozen=True):
@@ -209,7 +222,7 @@ class ClaimShape(ApiStruct, frozen=True):
         return self.metadata.namespace or "default"
 
     @property
-    def devices(self) -> tuple[_DeviceResult, ...]:
+    def devices(self) -> tuple[DeviceResult, ...]:
         """The devices that are allocated to it."""
         return self.status.allocation.devices.results
 

@@ -19,14 +19,13 @@ from enum import StrEnum
 import msgspec
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.claims import claim_consumers
+from rackloom.core.cluster.claims import allocated_devices, claim_consumers
 from rackloom.core.cluster.device_configs import ChannelConfig, decode_imex_config_leniently
 from rackloom.core.cluster.names import AllocationMode
 from rackloom.core.cluster.objects import (
     Condition,
     JsonMapping,
     Object,
-    allocated_devices,
     annotations_of,
     finalizers_of,
     full_name,
@@ -336,14 +335,14 @@ def read_channel_claim(obj: JsonMapping) -> ChannelClaim | None:
     domain = claimed_domain_uid(obj)
     if domain is None:
         return None
-    ours = [device for device in allocated_devices(obj) if device.get("driver") == names.IMEX_DRIVER]
+    ours = [device for device in allocated_devices(obj) if device.driver == names.IMEX_DRIVER]
     return ChannelClaim(
         namespace=namespace_of(obj) or "",
         name=name_of(obj),
         domain=domain,
         created=obj["metadata"].get("creationTimestamp", ""),
         reserved_for=tuple(pod.name for pod in claim_consumers(obj)),
-        device=(ours[0]["pool"], ours[0]["device"]) if ours else None,
+        device=(ours[0].pool, ours[0].device) if ours else None,
     )
 
 

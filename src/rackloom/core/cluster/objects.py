@@ -195,12 +195,6 @@ def is_resource_claimed(pod: Mapping[str, Any], resource: str) -> bool:
     return any(entry.get("resourceName") == resource for entry in extended.get("requestMappings") or ())
 
 
-def allocated_devices(claim: JsonMapping) -> Sequence[Object]:
-    """The devices allocated to a ResourceClaim: `status.allocation.devices.results`."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    return (allocation.get("devices") or {}).get("results") or ()
-
-
 # The state of a node.
 
 

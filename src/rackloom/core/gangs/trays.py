@@ -31,6 +31,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
+from rackloom.core.cluster.claims import DeviceResult, allocated_devices
 from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.gang_objects import (
     GANG_TAINT,
@@ -41,7 +42,7 @@ from rackloom.core.cluster.gang_objects import (
     gang_key_of,
 )
 from rackloom.core.cluster.nodes import closing_taints, device_names, node_of_slice, slice_pool
-from rackloom.core.cluster.objects import Object, allocated_devices, labels_of, name_of, uid_of, version_of
+from rackloom.core.cluster.objects import Object, labels_of, name_of, uid_of, version_of
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, Toleration
 from rackloom.core.cluster.scheduling import (
     TopologyDomains,
@@ -280,10 +281,6 @@ class TrayCountCache:
 # The devices of each tray, less what others hold.
 
 
-_RESULT_FIELDS = ("request", "driver", "pool", "device", "adminAccess", "shareID", "consumedCapacity")
-"""Fields of an allocated device that bear on others; fields newer than this program are left out."""
-
-
 def with_claim_room(
     site: PlacementSite,
     objects: ClusterLists,
@@ -315,7 +312,7 @@ class _NodeDevices:
         self._nodes = {name: node for node in objects.nodes if (name := name_of(node)) in trays}
         self._pools: dict[DevicePoolKey, list[Object]] = defaultdict(list)
         self._pools_on: dict[str, dict[DevicePoolKey, None]] = defaultdict(dict)
-        self._taken: dict[str, list[Object]] = defaultdict(list)
+        self._taken: dict[str, list[DeviceResult]] = defaultdict(list)
         node_of: dict[tuple[str, str, str], str] = {}
         for slice_ in objects.slices:
             node, names = node_of_slice(slice_), device_names(slice_)
@@ -327,10 +324,9 @@ class _NodeDevices:
                 node_of |= {(*pool, device): node for device in names}
         for claim, holder in zip(objects.state.claims, objects.state.holders, strict=True):
             for result in allocated_devices(claim):
-                tray = node_of.get((result["driver"], result["pool"], result["device"]))
+                tray = node_of.get((result.driver, result.pool, result.device))
                 if tray is not None and (holder.owner, tray) not in without:
-                    device = {key: result[key] for key in _RESULT_FIELDS if key in result}
-                    self._taken[tray].append(device)
+                    self._taken[tray].append(result)
 
     def inputs(self, counts: TrayCountCache) -> dict[str, TrayInputs]:
         """The inputs of the count of each tray."""
@@ -369,8 +365,9 @@ class _NodeDevices:
         )
 
 
-def _allocated_claim(result: Object) -> ResourceClaim:
-    allocation = msgspec.convert({"devices": {"results": [result]}}, AllocationResult)
+def _allocated_claim(result: DeviceResult) -> ResourceClaim:
+    found = {"devices": {"results": [msgspec.to_builtins(result)]}}
+    allocation = msgspec.convert(found, AllocationResult)
     return ResourceClaim(status=ResourceClaimStatus(allocation=allocation))
 
 

@@ -30,7 +30,7 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
-from rackloom.core.cluster.claims import claims_to_allocate
+from rackloom.core.cluster.claims import allocated_devices, claims_to_allocate
 from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.gang_objects import GangKey, read_gang_spec
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
@@ -40,7 +40,6 @@ from rackloom.core.cluster.nodes import opened_node
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     Object,
-    allocated_devices,
     annotations_of,
     labels_of,
     list_names,
