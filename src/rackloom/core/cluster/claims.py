@@ -24,7 +24,6 @@ from rackloom.core.allocate.objects import (
     ObjectMeta,
     ResourceClaim,
     ResourceClaimSpec,
-    convert_object,
     readable,
 )
 from rackloom.core.cluster import names
@@ -46,7 +45,8 @@ ClaimUser = str | tuple[str, str]
 
 def is_allocated(claim: JsonMapping) -> bool:
     """Whether a claim has what it needs, which may be no device."""
-    return (claim.get("status") or {}).get("allocation") is not None
+    status = claim.get("status")
+    return isinstance(status, Mapping) and status.get("allocation") is not None
 
 
 def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult]:
@@ -55,12 +55,14 @@ def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult
     return readable(filter(None, written), AllocationResult)
 
 
-def allocated_devices(claim: JsonMapping) -> "tuple[DeviceResult, ...]":
+def allocated_devices(claim: JsonMapping) -> "tuple[AllocatedDevice, ...]":
     """The devices that are allocated to a claim, also those that it may only observe."""
-    return convert_object(claim.get("status") or {}, _Allocated).allocation.devices.results
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return msgspec.convert(results, tuple[AllocatedDevice, ...])
 
 
-def held_devices(claim: JsonMapping) -> "Iterator[DeviceResult]":
+def held_devices(claim: JsonMapping) -> "Iterator[AllocatedDevice]":
     """The devices that a claim keeps from others."""
     return (device for device in allocated_devices(claim) if not device.admin_access)
 
@@ -181,28 +183,30 @@ def claim_request(obj: JsonMapping) -> ClaimRequest:
 # devices of such a claim would look free.
 
 
-class DeviceResult(ApiStruct, frozen=True, omit_defaults=True):
-    """A device that is allocated to a claim, with the fields that bear on other claims."""
+class AllocatedDevice(ApiStruct, frozen=True, omit_defaults=True):
+    """A device that the scheduler allocated to a claim, with the fields that bear on other claims."""
 
     driver: str
     pool: str
     device: str
     request: str = ""
+    """As allocated, `request` or `request/subrequest`."""
     admin_access: bool | None = None
     share_id: str | None = msgspec.field(default=None, name="shareID")
     consumed_capacity: Mapping[str, Amount] | None = None
 
+    @property
+    def main_request(self) -> str:
+        """The request without its subrequest, as kubelet wants it."""
+        return self.request.partition("/")[0]
+
 
 class _DeviceResults(ApiStruct, frozen=True):
-    results: tuple[DeviceResult, ...] = ()
+    results: tuple[AllocatedDevice, ...] = ()
 
 
 class _Allocation(ApiStruct, frozen=True):
     devices: _DeviceResults = _DeviceResults()
-
-
-class _Allocated(ApiStruct, frozen=True):
-    allocation: _Allocation = _Allocation()
 
 
 class _ClaimStatus(ApiStruct, frozen=True):
@@ -222,7 +226,7 @@ class ClaimShape(ApiStruct, frozen=True):
         return self.metadata.namespace or "default"
 
     @property
-    def devices(self) -> tuple[DeviceResult, ...]:
+    def devices(self) -> tuple[AllocatedDevice, ...]:
         """The devices that are allocated to it."""
         return self.status.allocation.devices.results
 
@@ -249,22 +253,6 @@ class ClaimRef(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """`namespace/name`, for messages."""
         return f"{self.namespace}/{self.name}"
-
-
-class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of this driver that the scheduler allocated to the claim."""
-
-    request: str
-    """As allocated, `request` or `request/subrequest`."""
-    pool: str
-    device: str
-    admin_access: bool = False
-    share_id: str | None = None
-
-    @property
-    def main_request(self) -> str:
-        """The request without its subrequest, as kubelet wants it."""
-        return self.request.partition("/")[0]
 
 
 class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,17 +312,7 @@ def read_claim(obj: JsonMapping, ref: ClaimRef, driver: str) -> AllocatedClaim:
             f"claim {ref} is not allocated",
             nearest_fix="let the scheduler place the pod: spec.nodeName must not be set by hand",
         )
-    results = tuple(
-        AllocatedDevice(
-            request=result["request"],
-            pool=result["pool"],
-            device=result["device"],
-            admin_access=result.get("adminAccess") or False,
-            share_id=result.get("shareID"),
-        )
-        for result in devices.get("results") or ()
-        if result["driver"] == driver
-    )
+    results = tuple(device for device in allocated_devices(obj) if device.driver == driver)
     configs = [
         OpaqueConfig(
             source=entry["source"],

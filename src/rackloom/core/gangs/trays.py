@@ -31,7 +31,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
-from rackloom.core.cluster.claims import DeviceResult, allocated_devices
+from rackloom.core.cluster.claims import AllocatedDevice, allocated_devices
 from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.gang_objects import (
     GANG_TAINT,
@@ -312,7 +312,7 @@ class _NodeDevices:
         self._nodes = {name: node for node in objects.nodes if (name := name_of(node)) in trays}
         self._pools: dict[DevicePoolKey, list[Object]] = defaultdict(list)
         self._pools_on: dict[str, dict[DevicePoolKey, None]] = defaultdict(dict)
-        self._taken: dict[str, list[DeviceResult]] = defaultdict(list)
+        self._taken: dict[str, list[AllocatedDevice]] = defaultdict(list)
         node_of: dict[tuple[str, str, str], str] = {}
         for slice_ in objects.slices:
             node, names = node_of_slice(slice_), device_names(slice_)
@@ -365,7 +365,7 @@ class _NodeDevices:
         )
 
 
-def _allocated_claim(result: DeviceResult) -> ResourceClaim:
+def _allocated_claim(result: AllocatedDevice) -> ResourceClaim:
     found = {"devices": {"results": [msgspec.to_builtins(result)]}}
     allocation = msgspec.convert(found, AllocationResult)
     return ResourceClaim(status=ResourceClaimStatus(allocation=allocation))

@@ -23,8 +23,8 @@ import msgspec
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import (
+    AllocatedDevice,
     ClaimConsumer,
-    DeviceResult,
     allocated_devices,
     claim_consumers,
     class_selectors,
@@ -339,7 +339,7 @@ class ClusterInventory:
                     clique=names.clique_of_pool(pool) if is_channel else None,
                 )
 
-    def _is_published(self, device: DeviceResult) -> bool:
+    def _is_published(self, device: AllocatedDevice) -> bool:
         """Whether a device is ours; without its slice, unless another program serves the driver now."""
         if_gone = device.driver not in self.foreign_drivers
         return device.driver in PLUGINS and self._pools.get((device.driver, device.pool), if_gone)
