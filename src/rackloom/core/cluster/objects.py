@@ -377,10 +377,15 @@ def title_of(kind: ResourceKind, obj: JsonMapping) -> str:
     return object_title(kind, namespace_of(obj), name_of(obj))
 
 
+def name_in_file(obj: JsonMapping, key: str = "name") -> Any:
+    """The name of an object of a file, or its generateName by that key, whatever its shape."""
+    metadata = obj.get("metadata")
+    return metadata.get(key) if isinstance(metadata, Mapping) else None
+
+
 def title_in_file(obj: JsonMapping) -> str:
     """`Kind name` of an object of a file, whatever its shape. It may have only a generateName."""
-    metadata = obj.get("metadata")
-    names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
+    names = (name_in_file(obj, key) for key in ("name", "generateName"))
     name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
     return f"{obj.get('kind')} {name}"
 
@@ -445,6 +450,17 @@ def is_being_deleted(obj: JsonMapping) -> bool:
 def deletion_time(obj: JsonMapping) -> float | None:
     """When an object that is being deleted should be gone, in seconds since 1970, or None if it is not."""
     return epoch_seconds(_metadata(obj).get("deletionTimestamp") or "")
+
+
+def data_of(obj: JsonMapping) -> Mapping[str, str]:
+    """The data of a ConfigMap, or of a Secret, whose values are in base64."""
+    return obj.get("data") or {}
+
+
+def webhook_authorities(configuration: JsonMapping) -> Iterator[tuple[str, str]]:
+    """The webhooks of a configuration in order: their names, and the certificates that are trusted there."""
+    for webhook in configuration.get("webhooks") or ():
+        yield webhook["name"], webhook["clientConfig"].get("caBundle") or ""
 
 
 def has_same_spec(one: JsonMapping, other: JsonMapping) -> bool:
