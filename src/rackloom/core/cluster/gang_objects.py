@@ -46,6 +46,7 @@ from rackloom.core.cluster.pods import (
     PodObject,
     Toleration,
     decode_object,
+    gates_of,
     is_bound_pod,
 )
 from rackloom.core.cluster.scheduling import (
@@ -330,14 +331,13 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def gate(self) -> int | None:
         """The index of the gang's gate among its gates."""
-        gates = [gate.name for gate in self.pod.spec.scheduling_gates or ()]
+        gates = gates_of(self.obj)
         return gates.index(GANG_GATE) if GANG_GATE in gates else None
 
     @property
     def foreign_gates(self) -> tuple[str, ...]:
         """Gates of others than Rackloom, such as queues."""
-        gates = (gate.name for gate in self.pod.spec.scheduling_gates or ())
-        return tuple(name for name in gates if name not in (GANG_GATE, TEMPLATE_GATE))
+        return tuple(name for name in gates_of(self.obj) if name not in (GANG_GATE, TEMPLATE_GATE))
 
     @property
     def tray(self) -> str | None:
@@ -421,14 +421,14 @@ class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holders(self) -> tuple[str, ...]:
         """UIDs of the GangPlans for which it is reserved: at most one, unless a person added one."""
-        return _holders(self.taints)
+        return tuple(taint.value for taint in self.taints if taint.key == GANG_TAINT)
 
     def is_lost(self, now: float, after: float) -> bool:
         """Whether it has not been ready for `after` seconds."""
         return self.not_ready_since is not None and now - self.not_ready_since >= after
 
 
-def read_tray_node(obj: Object) -> TrayNode:
+def read_tray_node(obj: JsonMapping) -> TrayNode:
     """Read a node."""
     return TrayNode(
         name=name_of(obj),
@@ -440,8 +440,4 @@ def read_tray_node(obj: Object) -> TrayNode:
 
 def reserving_plans(node: JsonMapping) -> tuple[str, ...]:
     """UIDs of the plans whose taint a node carries."""
-    return _holders(taints_of(node))
-
-
-def _holders(taints: Iterable[Taint]) -> tuple[str, ...]:
-    return tuple(taint.value for taint in taints if taint.key == GANG_TAINT)
+    return read_tray_node(node).holders

@@ -23,7 +23,6 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
-    AllocationResult,
     DeviceClass,
     ResourceClaim,
     ResourceClaimStatus,
@@ -366,9 +365,8 @@ class _NodeDevices:
 
 
 def _allocated_claim(result: AllocatedDevice) -> ResourceClaim:
-    found = {"devices": {"results": [msgspec.to_builtins(result)]}}
-    allocation = msgspec.convert(found, AllocationResult)
-    return ResourceClaim(status=ResourceClaimStatus(allocation=allocation))
+    status = {"allocation": {"devices": {"results": [msgspec.to_builtins(result)]}}}
+    return ResourceClaim(status=msgspec.convert(status, ResourceClaimStatus))
 
 
 def _object_version(obj: Object) -> object:
