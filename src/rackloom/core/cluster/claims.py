@@ -67,6 +67,17 @@ def held_devices(claim: JsonMapping) -> "Iterator[AllocatedDevice]":
     return (device for device in allocated_devices(claim) if not device.admin_access)
 
 
+def allocator_claim(devices: "Iterable[AllocatedDevice]", obj: JsonMapping) -> ResourceClaim:
+    """A claim that holds devices, as the allocator takes it. `obj` gives its name.
+
+    Fields that are newer than this program are left out. The allocator would refuse them, and the devices
+    would look free.
+    """
+    status = {"allocation": {"devices": {"results": list(map(msgspec.to_builtins, devices))}}}
+    metadata = identity_of(obj, "name", "namespace")
+    return msgspec.convert({"metadata": metadata, "status": status}, ResourceClaim)
+
+
 def class_selectors(device_class: JsonMapping) -> Iterator[str]:
     """The CEL expressions by which a device class selects its devices."""
     for selector in (device_class.get("spec") or {}).get("selectors") or ():

@@ -25,12 +25,11 @@ from msgspec.structs import replace
 from rackloom.core.allocate.objects import (
     DeviceClass,
     ResourceClaim,
-    ResourceClaimStatus,
     ResourceSlice,
 )
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
-from rackloom.core.cluster.claims import AllocatedDevice, allocated_devices
+from rackloom.core.cluster.claims import AllocatedDevice, allocated_devices, allocator_claim
 from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.gang_objects import (
     GANG_TAINT,
@@ -360,13 +359,8 @@ class _NodeDevices:
             nodes=tuple(allocator_node(self._nodes[name]) for name in names),
             classes=tuple(allocator_values(self._classes, DeviceClass)),
             slices=with_taint_rules(allocator_values(slices, ResourceSlice), self._rules),
-            claims=tuple(_allocated_claim(taken) for name in names for taken in self._taken.get(name, ())),
+            claims=tuple(allocator_claim([held], {}) for name in names for held in self._taken.get(name, ())),
         )
-
-
-def _allocated_claim(result: AllocatedDevice) -> ResourceClaim:
-    status = {"allocation": {"devices": {"results": [msgspec.to_builtins(result)]}}}
-    return ResourceClaim(status=msgspec.convert(status, ResourceClaimStatus))
 
 
 def _object_version(obj: Object) -> object:

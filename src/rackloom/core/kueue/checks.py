@@ -25,12 +25,10 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
     DeviceClass,
-    ResourceClaim,
     ResourceSlice,
-    readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
-from rackloom.core.cluster.claims import allocated_devices, claims_to_allocate
+from rackloom.core.cluster.claims import allocated_devices, allocator_claim, claims_to_allocate
 from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.gang_objects import GangKey, read_gang_spec
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
@@ -269,7 +267,9 @@ def _site_objects(
         slices=with_taint_rules(
             allocator_values(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
         ),
-        claims=tuple(readable((c for c in state.claims if allocated_devices(c)), ResourceClaim)),
+        claims=tuple(
+            allocator_claim(held, claim) for claim in state.claims if (held := allocated_devices(claim))
+        ),
         owners=owners_of_claims(state),
     )
     return SiteObjects(state=state, devices=devices, reserved=tuple(reserved), viewer=viewer)
