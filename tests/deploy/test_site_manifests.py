@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rackloom.app.config import load_config
-from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS
+from rackloom.core.cluster.projection import SNAPSHOT_KINDS
 
 SITE = Path(__file__).parents[2] / "deploy" / "site"
 READER = SITE / "with-cluster" / "cluster-reader.yaml"
