@@ -103,11 +103,11 @@ def run(command: Sequence[str], folder: Path) -> Cost:
     """Run a command to its end. Raises RuntimeError if it fails."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    said = process.stderr.read().decode()
+    text = process.stderr.read().decode()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {said}")
+        raise RuntimeError(f"{' '.join(command)}: {text}")
     return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss // 1024)
 
 

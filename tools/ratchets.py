@@ -30,7 +30,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,17 @@ OBJECT_READERS = tuple(
 # No Kubernetes object gets here: an import contract keeps both off `core.cluster`. Their JSON is REST, ASGI
 # messages and the output of tools, and has the same names for other fields.
 OTHER_JSON = tuple(PACKAGE + name for name in ("carve/", "core/transfer/"))
-OBJECT_FIELDS = frozenset({"metadata", "spec", "status", "allocatable", "nodeName", "containers"})
+OBJECT_FIELDS = frozenset(
+    {
+        *("metadata", "spec", "status", "allocatable", "nodeName", "containers"),
+        *("ownerReferences", "managedFields", "finalizers", "resourceVersion", "creationTimestamp"),
+        *("deletionTimestamp", "conditions", "allocation", "reservedFor", "schedulingGates"),
+        *("resourceClaims", "podSets", "topologyRequest", "webhooks", "clientConfig"),
+    }
+)
 LOOKUPS = frozenset({"get", "pop", "setdefault"})
+BY_PATH = frozenset({"value_at", "itemgetter"})
+"""Functions that look up the constants in their arguments."""
 
 PATTERNS = {
     # A clause without a noun as the subject. Questions may start like this.
@@ -146,8 +155,8 @@ def object_lookups(text: str) -> list[int]:
     # The walk through all expressions is slow, so modules that quote no field skip it.
     if not re.search(rf"""["'](?:{"|".join(OBJECT_FIELDS)})["']""", text):
         return []
-    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Subscript | ast.Call))
-    return sorted({node.lineno for node in nodes if looked_up(node) in OBJECT_FIELDS})
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr | ast.pattern))
+    return sorted({node.lineno for node in nodes if not OBJECT_FIELDS.isdisjoint(looked_up(node))})
 
 
 def statements(tree: ast.Module) -> Iterator[ast.AST]:
@@ -160,14 +169,22 @@ def statements(tree: ast.Module) -> Iterator[ast.AST]:
             waiting += getattr(node, block, ())
 
 
-def looked_up(node: ast.Subscript | ast.Call) -> object:
-    """The constant key of `mapping["key"]` or `mapping.get("key")`."""
-    key: ast.expr | None = None
-    if isinstance(node, ast.Subscript):
-        key = node.slice
-    elif isinstance(node.func, ast.Attribute) and node.func.attr in LOOKUPS and node.args:
-        key = node.args[0]
-    return key.value if isinstance(key, ast.Constant) else None
+def looked_up(node: ast.expr | ast.pattern) -> Iterator[object]:
+    """The constant keys of a lookup in a mapping, in one of the forms that Python has for it."""
+    keys: Sequence[ast.expr] = ()
+    match node:
+        case ast.Subscript():
+            keys = [node.slice]
+        case ast.Call(func=ast.Attribute(attr=name)) if name in LOOKUPS:
+            keys = node.args[:1]
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in BY_PATH:
+            parts = (part for argument in node.args for part in ast.walk(argument))
+            keys = [part for part in parts if isinstance(part, ast.expr)]
+        case ast.Compare(ops=[ast.In() | ast.NotIn()]):
+            keys = [node.left]
+        case ast.MatchMapping():
+            keys = node.keys
+    return (key.value for key in keys if isinstance(key, ast.Constant))
 
 
 def markdown_prose(text: str) -> Iterator[tuple[int, str]]:

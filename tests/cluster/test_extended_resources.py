@@ -26,6 +26,7 @@ from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import allocated_devices as allocated_in_snapshot
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.core.cluster.claims import allocated_devices
 from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     NODE,
@@ -33,7 +34,6 @@ from rackloom.core.cluster.objects import (
     RESOURCE_CLAIM,
     Object,
     ResourceKind,
-    allocated_devices,
     pod_claim_names,
 )
 
@@ -110,9 +110,9 @@ async def running(api: KubeApi, name: str, namespace: str) -> Object:
 def gpus_of(claim: Object) -> set[str]:
     """The device files of what a claim got."""
     return {
-        f"/dev/nvidia{result['device'].removeprefix('gpu-')}"
+        f"/dev/nvidia{result.device.removeprefix('gpu-')}"
         for result in allocated_devices(claim)
-        if result["driver"] == GPU_DRIVER
+        if result.driver == GPU_DRIVER
     }
 
 
@@ -153,7 +153,7 @@ async def test_each_container_has_a_request_of_its_own(
     claim = await api.get(RESOURCE_CLAIM, status["resourceClaimName"], namespace)
     requested = {entry["requestName"]: entry["containerName"] for entry in status["requestMappings"]}
     assert {entry["resourceName"] for entry in status["requestMappings"]} == {COUNTED}
-    got = [requested[result["request"]] for result in allocated_devices(claim)]
+    got = [requested[result.request] for result in allocated_devices(claim)]
     assert sorted(got) == ["train", "train", "train", "watch"]
 
 

@@ -95,6 +95,12 @@ def test_the_fast_scan_agrees_with_the_tokenizer():
         ('x = node.get("allocatable")', True),
         ('pod["status"] = {}', True),
         ('pod.setdefault("metadata", {})', True),
+        ('x = pod["metadata" if a else b]', False),
+        ('x = value_at(pod, ("spec", "priority"))', True),
+        ('x = operator.itemgetter("status")(pod)', True),
+        ('x = "deletionTimestamp" in meta', True),
+        ('x = status.get("conditions")', True),
+        ("x = value_at(pod, path)", False),
         ("x = pod.metadata.name", False),
         ('x = {"metadata": {"name": "a"}}', False),
         ('x = pod["kind"]', False),
@@ -104,6 +110,11 @@ def test_the_fast_scan_agrees_with_the_tokenizer():
 )
 def test_lookups_in_objects(line, counts):
     assert ratchets.object_lookups(line) == ([1] if counts else [])
+
+
+def test_a_pattern_looks_into_an_object():
+    text = 'match pod:\n    case {"spec": {"nodeName": name}}:\n        pass\n'
+    assert ratchets.object_lookups(text) == [2]
 
 
 def test_lookups_count_where_kubernetes_objects_may_be(tmp_path, monkeypatch):

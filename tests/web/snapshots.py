@@ -13,9 +13,9 @@ from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
     ClaimRecord,
     DeviceRecord,
+    DeviceUse,
     FabricGpuRecord,
     InstanceGpuRecord,
     Layer,
@@ -251,10 +251,10 @@ def _wanted(machine: str, module: int, holder: str, logical: str) -> InstanceGpu
     )
 
 
-def _uses(node: str, holder: str) -> list[AllocatedDevice]:
+def _uses(node: str, holder: str) -> list[DeviceUse]:
     pods = (f"{holder}-ns/{holder}-worker-{node}",)
     gpus = [
-        AllocatedDevice(
+        DeviceUse(
             driver=GPU_DRIVER,
             pool=node,
             device=f"gpu-{n}",
@@ -265,7 +265,7 @@ def _uses(node: str, holder: str) -> list[AllocatedDevice]:
         )
         for n in range(GPUS)
     ]
-    channel = AllocatedDevice(
+    channel = DeviceUse(
         driver=names.IMEX_DRIVER,
         pool=node,
         device="channel-7",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.web.snapshots import GPUS, NIC_DRIVER, examined, snapshot
 
 from rackloom.core.diagnosis.findings import Level
-from rackloom.core.diagnosis.snapshot import AllocatedDevice, Layer, LayerStatus
+from rackloom.core.diagnosis.snapshot import DeviceUse, Layer, LayerStatus
 from rackloom.web.frames import GROUP_MODES, ColourMode, GpuState, MapColours, rack_frames
 from rackloom.web.live import LiveReading
 from rackloom.web.model import site_map
@@ -172,7 +172,7 @@ def test_nics_have_a_shape_for_each_level():
     (rack,) = drawn(msgspec.structs.replace(seen, devices=tuple(devices)))
     assert [cell.nic for cell in rack.trays[0].cells] == ["well", "degraded", "unknown", "none"]
     assert re.findall(r'class="nic (\w+)"', rendered(rack, 9)) == ["well", "degraded", "unknown", "none"]
-    used = AllocatedDevice(driver=NIC_DRIVER, pool="acme-node-0-0", device="acme-nic-0", claim="a/b", pods=())
+    used = DeviceUse(driver=NIC_DRIVER, pool="acme-node-0-0", device="acme-nic-0", claim="a/b", pods=())
     down = msgspec.structs.replace(devices[1], link="down")
     seen = msgspec.structs.replace(seen, devices=(devices[0], down, *devices[2:]), uses=(*seen.uses, used))
     (rack,) = drawn(seen)

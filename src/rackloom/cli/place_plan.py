@@ -25,10 +25,11 @@ from rackloom.cli.place_site import (
     require_one_site,
     site_objects,
 )
+from rackloom.core.cluster.claims import is_allocated
 from rackloom.core.cluster.jobs import Job, TemplateName, channel_templates, read_jobs
 from rackloom.core.cluster.objects import list_names
 from rackloom.core.cluster.trays import FreeRegionCount, GangPlan
-from rackloom.core.cluster.workload_kinds import JOB_KINDS, value_at
+from rackloom.core.cluster.workload_kinds import JOB_KINDS
 from rackloom.core.place.job_moves import JobMove
 from rackloom.core.place.kueue_topology import (
     TopologyAttempt,
@@ -210,5 +211,4 @@ def objects_beside(documents: Iterable[Document], jobs: Sequence[Job]) -> Iterat
 
 
 def _is_site_object(value: dict[str, Any]) -> bool:
-    allocated = value_at(value, ("status", "allocation"))
-    return value.get("kind") in _SITE_KINDS or (value.get("kind") == "ResourceClaim" and bool(allocated))
+    return value.get("kind") in _SITE_KINDS or (value.get("kind") == "ResourceClaim" and is_allocated(value))

@@ -20,12 +20,12 @@ from rackloom.cli.place_options import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.cluster.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
 from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
+from rackloom.core.cluster.objects import name_in_file
 from rackloom.core.cluster.projection import drop_bulk
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import PREEMPT_NEVER, allocator_node
 from rackloom.core.cluster.state import ClusterState, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices
-from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import SiteObjects
 from rackloom.errors import Misuse, Refused
 from rackloom.topology import profiles
@@ -219,7 +219,7 @@ def priority_classes(documents: Iterable[Document], *, from_cluster: bool) -> Pr
 
 
 def _read_class(document: Document) -> PriorityClass:
-    name, value = value_at(document.value, ("metadata", "name")), document.value.get("value", 0)
+    name, value = name_in_file(document.value), document.value.get("value", 0)
     if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int):
         raise Refused(
             f"{document.where(('value',))}: a {_PRIORITY_CLASS} has the name {name!r} and"

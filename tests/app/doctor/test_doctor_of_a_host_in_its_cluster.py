@@ -10,8 +10,8 @@ from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import CheckState, Severity
 from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
     DeviceRecord,
+    DeviceUse,
     ImexMeshRecord,
     Layer,
     LayerStatus,
@@ -129,7 +129,7 @@ def test_a_slice_that_is_older_than_the_link_is_contradicted_by_the_host(tmp_pat
 
 def test_a_nic_that_a_claim_holds_is_missed_by_somebody(tmp_path):
     host = machine()
-    use = AllocatedDevice(driver=NIC_DRIVER, pool=NODE, device="nic-0", claim="team/c", pods=("team/p",))
+    use = DeviceUse(driver=NIC_DRIVER, pool=NODE, device="nic-0", claim="team/c", pods=("team/p",))
     (found,) = examine_host(down(laid_out(tmp_path, host)), cluster(host, uses=(use,)))
     assert found.severity is Severity.ERROR
 
@@ -146,7 +146,7 @@ def test_a_nic_that_two_drivers_publish_is_held_by_a_claim_of_either(holder, tmp
     snapshot = cluster(host)
     first = next(device for device in snapshot.devices if is_first(device))
     other = msgspec.structs.replace(first, driver="other.net", name="other-0")
-    use = AllocatedDevice(
+    use = DeviceUse(
         driver=holder,
         pool=NODE,
         device="nic-0" if holder == NIC_DRIVER else "other-0",

@@ -61,7 +61,7 @@ specs = st.tuples(
 
 
 def device(name, edits=ENV, shared=()):
-    result = AllocatedDevice(request="r", pool="p", device=name)
+    result = AllocatedDevice(driver="d", request="r", pool="p", device=name)
     return PreparedDevice(result=result, kind="k", edits=edits, shared_cdi_ids=shared)
 
 

@@ -322,7 +322,8 @@ class _Maker:
         ]
         has_channel = rng.random() < 0.3
         if has_channel:
-            results.append({"request": "channel", "driver": IMEX, "pool": node, "device": "channel-0"})
+            channel = {"request": "channel", "driver": IMEX, "pool": node, "device": "channel-0"}
+            results.append(channel | ({"adminAccess": True} if is_admin else {}))
         name = self.name("claim")
         pod["spec"]["resourceClaims"] = [{"name": "devices", "resourceClaimName": name}]
         users = [{"resource": "pods", "name": meta["name"], "uid": meta["uid"]}]
@@ -338,7 +339,7 @@ class _Maker:
         )
         if not is_admin:
             self.hold(node, owner, gpus)
-        if has_channel:
+        if has_channel and not is_admin:
             self.found.channels.setdefault(node, set()).add(owner)
 
 

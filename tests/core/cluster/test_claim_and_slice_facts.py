@@ -2,9 +2,25 @@
 
 import pytest
 
-from rackloom.core.cluster.claims import ClaimConsumer, ClaimRef, claim_consumers, class_selectors, read_claim
-from rackloom.core.cluster.nodes import SlicePool, node_addresses, pod_networks, slice_content, slice_pool
-from rackloom.core.cluster.objects import condition_of, has_same_spec
+from rackloom.core.cluster.claims import (
+    ClaimConsumer,
+    ClaimRef,
+    allocated_devices,
+    claim_consumers,
+    class_selectors,
+    held_devices,
+    read_claim,
+)
+from rackloom.core.cluster.gang_objects import read_tray_node
+from rackloom.core.cluster.nodes import (
+    SlicePool,
+    node_addresses,
+    pod_networks,
+    slice_content,
+    slice_pool,
+    taints_of,
+)
+from rackloom.core.cluster.objects import condition_of, conditions_of, has_same_spec
 from rackloom.core.cluster.pods import ClaimTemplateObject, command_words, decode_object
 from rackloom.errors import Refused
 
@@ -17,6 +33,30 @@ def test_a_condition_whose_time_is_null_is_one_without_a_time():
     assert found is not None
     assert (found.status, found.last_transition_time) == ("True", "")
     assert condition_of({"status": {"conditions": None}}, "Ready") is None
+
+
+def test_a_condition_of_another_shape_hides_no_other():
+    ready = {"type": "Ready", "status": "True"}
+    obj = {"status": {"conditions": [{"type": "Ready", "status": True}, {"status": "True"}, "no", ready]}}
+    assert [condition.type for condition in conditions_of(obj)] == ["Ready"]
+
+
+def test_a_taint_without_a_value_is_read_in_all_forms():
+    for value in ({}, {"value": None}, {"value": ""}):
+        node = {
+            "metadata": {"name": "n"},
+            "spec": {"taints": [{"key": "a", "effect": "NoSchedule", **value}]},
+        }
+        assert [taint.text for taint in taints_of(node)] == ["a:NoSchedule"]
+        assert read_tray_node(node).taints == taints_of(node)
+
+
+def test_null_and_newer_fields_of_an_allocated_device_hide_nothing():
+    device = {"driver": "d", "pool": "p", "device": "x", "adminAccess": None, "newer": {"a": 1}}
+    claim = {"status": {"allocation": {"devices": {"results": [device, device | {"adminAccess": True}]}}}}
+    assert [found.device for found in allocated_devices(claim)] == ["x", "x"]
+    assert [found.device for found in held_devices(claim)] == ["x"]
+    assert allocated_devices({"status": None}) == ()
 
 
 def test_two_states_without_a_spec_have_the_same():

@@ -54,6 +54,14 @@ def test_a_workload_starts_with_the_counts_and_flavors_of_its_reservation() -> N
     assert [entry["key"] for entry in pod_set["template"]["spec"]["tolerations"]] == ["own", "gpu"]
 
 
+def test_names_and_states_may_be_absent() -> None:
+    """Kueue's defaults are `main` and Pending. One Workload must not end the pass over all."""
+    status = {"admission": {"podSetAssignments": [{"count": 2}]}, "admissionChecks": [{"name": "room"}]}
+    read = read_workload({"metadata": {"name": "w"}, "spec": {"podSets": [{}]}, "status": status})
+    assert [(pod_set.name, pod_set.count) for pod_set in read.pod_sets] == [("main", 2)]
+    assert read.checks["room"].state == "Pending"
+
+
 def test_the_domains_that_kueue_has_chosen_are_read() -> None:
     parts = [
         {

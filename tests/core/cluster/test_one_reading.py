@@ -158,7 +158,11 @@ def check_snapshot(seed: int, odds: Odds) -> None:
     cluster_gpus = Counter({name: facts.by_claim for name, facts in cluster.facts.items()})
     gpus = Counter(device.node for device in found.devices if device.kind == "gpu")
     assert gpus == gpus_by_node(state.published) == cluster_gpus, seed
-    uses = Counter((full_name(claim), *device) for claim in state.claims for device in held_devices(claim))
+    uses = Counter(
+        (full_name(claim), held.driver, held.pool, held.device)
+        for claim in state.claims
+        for held in held_devices(claim)
+    )
     assert Counter((use.claim, *use.device_id) for use in found.uses) == uses, seed
     # The map keeps only a part of each object, and shows the same.
     kept = {

@@ -9,9 +9,9 @@ from rackloom.core.cluster.domain_objects import ComputeDomain, ComputeDomainSta
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
 from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
     ClaimRecord,
     DeviceRecord,
+    DeviceUse,
     FabricGpuRecord,
     ImexMeshRecord,
     InstanceGpuRecord,
@@ -250,7 +250,7 @@ def _uses(rack, tray):
     named += [(GPU_DRIVER, f"gpu-{module - 1}") for module in range(1, GPUS + 1)]
     named += [(NIC_DRIVER, f"pci-001{module}-03-00-0") for module in range(1, GPUS + 1)]
     for driver, device in named:
-        yield AllocatedDevice(
+        yield DeviceUse(
             driver=driver, pool=name, device=device, claim=claim, pods=(f"team-{rack}/worker-{tray}",)
         )
 

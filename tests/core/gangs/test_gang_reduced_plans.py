@@ -5,10 +5,10 @@ from rackloom.core.cluster.gang_objects import (
     GANG_TAINT,
     TRAY_ANNOTATION,
     GangKey,
-    NodeTaint,
     TrayNode,
     read_member,
 )
+from rackloom.core.cluster.nodes import Taint
 from rackloom.core.cluster.objects import GANG_PLAN, POD
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.cluster.trays import Gang, GangGroup, GangPlan, MemberAssignment
@@ -16,7 +16,7 @@ from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.snapshot import GangRecord, GangSettings, GangSnapshot
 
 KEY = GangKey("team", "big")
-TAINT = NodeTaint(GANG_TAINT, "NoSchedule", "u")
+TAINT = Taint(GANG_TAINT, "NoSchedule", "u")
 
 
 def pod(name, job, tray=None, phase="Pending"):

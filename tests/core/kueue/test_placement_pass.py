@@ -398,9 +398,8 @@ def test_no_tray_is_promised_twice(cliques: list[int], jobs: list[tuple[int, int
     assert all(gpus <= 4 for gpus in used.values())
 
 
-def test_a_device_that_a_rule_taints_is_no_room_and_no_reason_for_good() -> None:
-    """A rule can be deleted, so what it keeps from a workload is never proof that it can never fit."""
-    driver = "gpu.nvidia.com"
+def claiming(driver: str) -> tuple[KueueCluster, KueueWorkload]:
+    """Two trays with four devices of a driver, and a workload that claims all of them."""
     selector = {"cel": {"expression": f"device.driver == '{driver}'"}}
     slices = [
         {
@@ -409,27 +408,43 @@ def test_a_device_that_a_rule_taints_is_no_room_and_no_reason_for_good() -> None
                 "driver": driver,
                 "nodeName": tray,
                 "pool": {"name": tray, "generation": 1, "resourceSliceCount": 1},
-                "devices": [{"name": f"gpu-{number}"} for number in range(4)],
+                "devices": [{"name": f"device-{number}"} for number in range(4)],
             },
         }
         for tray in ("r0-t0", "r0-t1")
     ]
     exactly = {"deviceClassName": driver, "allocationMode": "ExactCount", "count": 4}
-    request = {"name": "gpus", "exactly": exactly}
+    request = {"name": "devices", "exactly": exactly}
     template = {
-        "metadata": {"name": "gpus", "namespace": "team"},
+        "metadata": {"name": "devices", "namespace": "team"},
         "spec": {"spec": {"devices": {"requests": [request]}}},
     }
-    taint = {"key": "example.com/checked", "effect": "NoSchedule"}
-    selected = {"pool": "r0-t1", "device": "gpu-2"}
-    rule = {"metadata": {"name": "bad"}, "spec": {"deviceSelector": selected, "taint": taint}}
     cluster = KueueCluster(
         nodes=rack(0, 2),
         slices=slices,
         classes=[{"metadata": {"name": driver}, "spec": {"selectors": [selector]}}],
         templates=[template],
     )
-    claims = [{"name": "gpus", "resourceClaimTemplateName": "gpus"}]
-    pair = workload("pair", 2, gpus=0, resourceClaims=claims)
+    claims = [{"name": "devices", "resourceClaimTemplateName": "devices"}]
+    return cluster, workload("pair", 2, gpus=0, resourceClaims=claims)
+
+
+def test_a_device_that_a_rule_taints_is_no_room_and_no_reason_for_good() -> None:
+    """A rule can be deleted, so what it keeps from a workload is never proof that it can never fit."""
+    cluster, pair = claiming("gpu.nvidia.com")
+    taint = {"key": "example.com/checked", "effect": "NoSchedule"}
+    selected = {"pool": "r0-t1", "device": "device-2"}
+    rule = {"metadata": {"name": "bad"}, "spec": {"deviceSelector": selected, "taint": taint}}
     assert decide(cluster, pair).state == "Ready"
     assert decide(msgspec.structs.replace(cluster, taint_rules=[rule]), pair).state == "Retry"
+
+
+def test_a_claim_with_fields_of_a_later_kubernetes_holds_its_devices() -> None:
+    cluster, pair = claiming("nic.example.com")
+    held = {"request": "r", "driver": "nic.example.com", "pool": "r0-t1", "device": "device-2", "newer": 1}
+    holder = {
+        "metadata": {"name": "held", "namespace": "team", "uid": "c"},
+        "status": {"allocation": {"devices": {"results": [held]}, "newer": 1}},
+    }
+    assert decide(cluster, pair).state == "Ready"
+    assert decide(msgspec.structs.replace(cluster, claims=[holder]), pair).state == "Retry"

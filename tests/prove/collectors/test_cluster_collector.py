@@ -88,11 +88,15 @@ def cluster():
     }
 
 
-def findings(objects):
+def evidence(objects):
     async def read(kind):
         return objects[kind]
 
-    return check_domains(asyncio.run(collect_cluster(read, "rackloom-imex")))
+    return asyncio.run(collect_cluster(read, "rackloom-imex"))
+
+
+def findings(objects):
+    return check_domains(evidence(objects))
 
 
 def failed(objects):
@@ -129,6 +133,14 @@ def test_a_mesh_with_a_gap():
     text = {"complete": False, "peers": 1, "missing": ["0 -> 1: INVALID"]}
     objects[POD][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: json.dumps(text)}
     assert failed(objects) == {Check.MESH}
+
+
+def test_a_gap_is_shown_in_one_line():
+    objects = cluster()
+    text = {"complete": False, "missing": ["0 -> 1:\x1b[2J\nINVALID"]}
+    objects[POD][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: json.dumps(text)}
+    (daemon,) = evidence(objects).daemons
+    assert daemon.missing == ("0 -> 1: [2J INVALID",)
 
 
 @pytest.mark.parametrize("text", ODD)

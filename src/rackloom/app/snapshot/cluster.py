@@ -23,7 +23,7 @@ import msgspec
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.claim.kube.api import KubeError, NotFound, ObjectList, list_taint_rules
 from rackloom.claim.node.imex.labels import CLIQUE_LABEL_MANAGER
-from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.core.allocate.objects import DeviceClass, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, readable_rules
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import claim_consumers, held_devices, read_allocations
@@ -52,12 +52,13 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import accepted_at
 from rackloom.core.cluster.reader import find_fault
+from rackloom.core.cluster.scheduling import allocator_node
 from rackloom.core.cluster.state import Unreadable
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
     ClaimRecord,
     DeviceRecord,
+    DeviceUse,
     ImexMeshRecord,
     NodeRecord,
     PodRecord,
@@ -85,7 +86,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeRecord, ...]
     pools: tuple[PoolRecord, ...]
     devices: tuple[DeviceRecord, ...]
-    uses: tuple[AllocatedDevice, ...]
+    uses: tuple[DeviceUse, ...]
     meshes: tuple[ImexMeshRecord, ...]
     compute_domains: tuple[ComputeDomain, ...]
     templates: tuple[TemplateRecord, ...]
@@ -241,7 +242,7 @@ def _withheld(inputs: _RuleInputs) -> Mapping[str, tuple[WithheldDevice, ...]]:
         for claim in allocator_values([obj], ResourceClaim)
     }
     supply = DeviceSupply(
-        nodes=tuple(allocator_values(inputs.nodes, Node)),
+        nodes=tuple(map(allocator_node, inputs.nodes)),
         classes=tuple(allocator_values(inputs.classes, DeviceClass)),
         slices=tuple(allocator_values(inputs.slices, ResourceSlice)),
         in_use=tuple(read_allocations(inputs.claims)),
@@ -270,9 +271,7 @@ def _node_record(node: Object) -> NodeRecord:
     )
 
 
-def allocated_devices(
-    claims: list[Object], pods: list[Object], cache: ReadCache
-) -> tuple[AllocatedDevice, ...]:
+def allocated_devices(claims: list[Object], pods: list[Object], cache: ReadCache) -> tuple[DeviceUse, ...]:
     """Allocated devices by claim, without those that a claim may only observe."""
     users = dict(cache.each(_pod_start, pods))
     inputs = {
@@ -295,20 +294,20 @@ def _pod_start(pod: Object) -> tuple[str, _PodStart]:
     return uid_of(pod), (accepted_at(pod), controller_title(pod))
 
 
-def _claim_allocations(inputs: tuple[Object, tuple[_PodStart | None, ...]]) -> tuple[AllocatedDevice, ...]:
+def _claim_allocations(inputs: tuple[Object, tuple[_PodStart | None, ...]]) -> tuple[DeviceUse, ...]:
     claim, users = inputs
     since = [user[0] if user else None for user in users]
     jobs = {job for _, job in filter(None, users) if job}
     pods = sorted(f"{namespace_of(claim)}/{user.name}" for user in claim_consumers(claim))
     return tuple(
-        AllocatedDevice(
-            driver=driver,
-            pool=pool,
-            device=device,
+        DeviceUse(
+            driver=held.driver,
+            pool=held.pool,
+            device=held.device,
             claim=full_name(claim),
             pods=tuple(pods),
             since=None if None in since else min(filter(None, since), default=None),
             jobs=tuple(sorted(jobs)),
         )
-        for driver, pool, device in held_devices(claim)
+        for held in held_devices(claim)
     )

@@ -29,7 +29,7 @@ from rackloom.core.allocate.attributes import (
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRule
 from rackloom.core.cluster import names
-from rackloom.core.cluster.devices import Device, devices_of
+from rackloom.core.cluster.devices import SliceDevice, devices_of
 from rackloom.core.cluster.nodes import Taint, newest_slices, node_of_slice, slice_pool
 from rackloom.core.cluster.objects import JsonMapping, Object, epoch_seconds
 from rackloom.core.diagnosis.index import BLOCKING_EFFECTS
@@ -106,7 +106,7 @@ def _read_node(
     return _NodeDevices(slices, rules, PublishedDevices(devices=tuple(records), pools=here))
 
 
-def _record(device: Device, trays: Mapping[tuple[str, str], GpuKey], rules: Rules) -> DeviceRecord:
+def _record(device: SliceDevice, trays: Mapping[tuple[str, str], GpuKey], rules: Rules) -> DeviceRecord:
     attributes, key = device.attributes, _key(device.attributes)
     selecting = [rule for rule in rules if rule.selects(device.driver, device.pool, device.name)]
     of_rules = (msgspec.convert(rule.spec.taint, Taint, from_attributes=True) for rule in selecting)
@@ -140,7 +140,7 @@ def _record(device: Device, trays: Mapping[tuple[str, str], GpuKey], rules: Rule
     )
 
 
-def _kind(device: Device) -> str:
+def _kind(device: SliceDevice) -> str:
     # As `is_whole_gpu` has it: a GPU driver may publish no type.
     kind = str(device.attributes.get("type", "gpu" if device.driver == names.GPU_DRIVER else ""))
     if device.driver in (names.GPU_DRIVER, names.IMEX_DRIVER):
@@ -175,7 +175,7 @@ def _slot_key(attributes: Attributes, module: object) -> Fact[SlotKey] | None:
     return None
 
 
-def _tray_keys(devices: Iterable[Device]) -> Iterator[tuple[tuple[str, str], GpuKey]]:
+def _tray_keys(devices: Iterable[SliceDevice]) -> Iterator[tuple[tuple[str, str], GpuKey]]:
     """GPUs as IMEX devices publish them, by node and UUID: other GPU drivers publish no slot."""
     for device in devices:
         for name, uuid in device.attributes.items():

@@ -34,6 +34,7 @@ from rackloom.core.cluster.objects import (
     SECRET,
     Object,
     annotations_of,
+    data_of,
     labels_of,
     name_of,
     namespace_of,
@@ -169,7 +170,7 @@ class PodPrograms:
             with contextlib.suppress(NotFound):
                 name = names.imex_secret_name(identity.compute_domain)
                 found = await self._api.get(SECRET, name, identity.namespace)
-                return {file: base64.b64decode(text) for file, text in found["data"].items()}
+                return {file: base64.b64decode(text) for file, text in data_of(found).items()}
             await asyncio.sleep(_POLL_SECONDS)
 
 

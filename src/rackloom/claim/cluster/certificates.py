@@ -30,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.cluster import names
-from rackloom.core.cluster.objects import SECRET, Object, version_of
+from rackloom.core.cluster.objects import SECRET, Object, data_of, version_of
 from rackloom.core.domains.snapshot import OwnedObject, owned_object
 
 # Issuing and checking certificates.
@@ -168,7 +168,7 @@ def secret_data(identity: CertifiedKey, authorities: bytes = b"") -> dict[str, s
 
 def read_secret(secret: Object) -> tuple[CertifiedKey, bytes]:
     """The identity in a Secret, and the authorities to trust. A missing part is empty."""
-    data = secret.get("data") or {}
+    data = data_of(secret)
     key, certificate, authorities = (
         base64.b64decode(data.get(name, "")) for name in (_KEY, _CERTIFICATE, _AUTHORITY)
     )

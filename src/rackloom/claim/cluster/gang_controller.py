@@ -322,7 +322,7 @@ class GangController:
         return None
 
     async def _record_events(self, key: GangKey, notices: tuple[EventNotice, ...]) -> None:
-        """Record events on the plan and on the owners of the pods, which is what people look at."""
+        """Record events on the plan and on the owners of the pods, which people read."""
         plan = self.caches.plan(key)
         about = [*([] if plan is None else [plan]), *_owner_objects(self.caches.pods(key))]
         self._metrics.reported(notices)

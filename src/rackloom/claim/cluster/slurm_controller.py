@@ -31,6 +31,7 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
     annotations_of,
+    data_of,
     has_condition,
     name_of,
     uid_of,
@@ -229,7 +230,7 @@ class SlinkyTopology:
             written = await self._api.get(CONFIG_MAP, self._name, self._namespace)
         except NotFound:
             written = {}
-        if (written.get("data") or {}).get(FILE_NAME) == text:
+        if data_of(written).get(FILE_NAME) == text:
             return
         obj = {
             "apiVersion": CONFIG_MAP.api_version,

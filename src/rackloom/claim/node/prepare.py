@@ -207,7 +207,7 @@ class ClaimPreparer:
                 device=device.result.device,
                 cdi_ids=self.cdi.ids(uid, device),
                 share_id=device.result.share_id,
-                admin_access=device.result.admin_access,
+                admin_access=bool(device.result.admin_access),
                 kind=device.kind,
             )
             for device in prepared.devices

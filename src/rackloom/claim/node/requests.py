@@ -48,12 +48,11 @@ from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Reje
 from rackloom.claim.node.plugin import CheckpointEntry, NodePlugin, PrepareState, ReadyDevice
 from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, PluginMetrics, api_failure, fetch_claim
 from rackloom.claim.node.tasks import beside, cancel_all, pause_until
-from rackloom.core.cluster.claims import ClaimRef
+from rackloom.core.cluster.claims import ClaimRef, allocated_devices
 from rackloom.core.cluster.objects import (
     POD,
     RESOURCE_CLAIM,
     Object,
-    allocated_devices,
     full_name,
     has_condition,
     has_pod_ended,
@@ -286,7 +285,7 @@ class PodSync:
             claim = await self.api.get(RESOURCE_CLAIM, name, namespace)
         except NotFound:
             return False
-        return any(device["driver"] == self.driver for device in allocated_devices(claim))
+        return any(device.driver == self.driver for device in allocated_devices(claim))
 
     async def _annotate(self, pod: Object) -> None:
         """Change the annotation. The API server refuses the UID in the patch for another pod of the name."""

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
     AllocationResult,
+    Amount,
     ObjectMeta,
     ResourceClaim,
     ResourceClaimSpec,
@@ -30,7 +31,6 @@ from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
 from rackloom.core.cluster.objects import (
     JsonMapping,
     OwnerReference,
-    allocated_devices,
     annotations_of,
     identity_of,
     owners_of,
@@ -45,7 +45,8 @@ ClaimUser = str | tuple[str, str]
 
 def is_allocated(claim: JsonMapping) -> bool:
     """Whether a claim has what it needs, which may be no device."""
-    return (claim.get("status") or {}).get("allocation") is not None
+    status = claim.get("status")
+    return isinstance(status, Mapping) and status.get("allocation") is not None
 
 
 def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult]:
@@ -54,11 +55,27 @@ def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult
     return readable(filter(None, written), AllocationResult)
 
 
-def held_devices(claim: JsonMapping) -> Iterator[tuple[str, str, str]]:
-    """Driver, pool and name of each device that a claim keeps from others."""
-    for device in allocated_devices(claim):
-        if not device.get("adminAccess"):
-            yield device["driver"], device["pool"], device["device"]
+def allocated_devices(claim: JsonMapping) -> "tuple[AllocatedDevice, ...]":
+    """The devices that are allocated to a claim, also those that it may only observe."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return msgspec.convert(results, tuple[AllocatedDevice, ...])
+
+
+def held_devices(claim: JsonMapping) -> "Iterator[AllocatedDevice]":
+    """The devices that a claim keeps from others."""
+    return (device for device in allocated_devices(claim) if not device.admin_access)
+
+
+def allocator_claim(devices: "Iterable[AllocatedDevice]", obj: JsonMapping) -> ResourceClaim:
+    """A claim that holds devices, as the allocator takes it. `obj` gives its name.
+
+    Fields that are newer than this program are left out. The allocator would refuse them, and the devices
+    would look free.
+    """
+    status = {"allocation": {"devices": {"results": list(map(msgspec.to_builtins, devices))}}}
+    metadata = identity_of(obj, "name", "namespace")
+    return msgspec.convert({"metadata": metadata, "status": status}, ResourceClaim)
 
 
 def class_selectors(device_class: JsonMapping) -> Iterator[str]:
@@ -81,7 +98,9 @@ def claim_holds(
     gpus: dict[str, set[str]] = defaultdict(set)
     for device in claim.devices:
         key = (device.pool, device.device)
-        if device.driver == driver and not device.admin_access:
+        if device.admin_access:
+            continue
+        if device.driver == driver:
             # A device that is published no more is still held. Drivers name the pool like the node.
             known = published.get(key) or PublishedDevice(device.pool, "/".join(key), is_whole=True)
             gpus[known.node].add(known.gpu)
@@ -175,15 +194,26 @@ def claim_request(obj: JsonMapping) -> ClaimRequest:
 # devices of such a claim would look free.
 
 
-class _DeviceResult(ApiStruct, frozen=True):
+class AllocatedDevice(ApiStruct, frozen=True, omit_defaults=True):
+    """A device that the scheduler allocated to a claim, with the fields that bear on other claims."""
+
     driver: str
     pool: str
     device: str
+    request: str = ""
+    """As allocated, `request` or `request/subrequest`."""
     admin_access: bool | None = None
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: Mapping[str, Amount] | None = None
+
+    @property
+    def main_request(self) -> str:
+        """The request without its subrequest, as kubelet wants it."""
+        return self.request.partition("/")[0]
 
 
 class _DeviceResults(ApiStruct, frozen=True):
-    results: tuple[_DeviceResult, ...] = ()
+    results: tuple[AllocatedDevice, ...] = ()
 
 
 class _Allocation(ApiStruct, frozen=True):
@@ -207,7 +237,7 @@ class ClaimShape(ApiStruct, frozen=True):
         return self.metadata.namespace or "default"
 
     @property
-    def devices(self) -> tuple[_DeviceResult, ...]:
+    def devices(self) -> tuple[AllocatedDevice, ...]:
         """The devices that are allocated to it."""
         return self.status.allocation.devices.results
 
@@ -234,22 +264,6 @@ class ClaimRef(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """`namespace/name`, for messages."""
         return f"{self.namespace}/{self.name}"
-
-
-class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of this driver that the scheduler allocated to the claim."""
-
-    request: str
-    """As allocated, `request` or `request/subrequest`."""
-    pool: str
-    device: str
-    admin_access: bool = False
-    share_id: str | None = None
-
-    @property
-    def main_request(self) -> str:
-        """The request without its subrequest, as kubelet wants it."""
-        return self.request.partition("/")[0]
 
 
 class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,17 +323,7 @@ def read_claim(obj: JsonMapping, ref: ClaimRef, driver: str) -> AllocatedClaim:
             f"claim {ref} is not allocated",
             nearest_fix="let the scheduler place the pod: spec.nodeName must not be set by hand",
         )
-    results = tuple(
-        AllocatedDevice(
-            request=result["request"],
-            pool=result["pool"],
-            device=result["device"],
-            admin_access=result.get("adminAccess") or False,
-            share_id=result.get("shareID"),
-        )
-        for result in devices.get("results") or ()
-        if result["driver"] == driver
-    )
+    results = tuple(device for device in allocated_devices(obj) if device.driver == driver)
     configs = [
         OpaqueConfig(
             source=entry["source"],

@@ -5,14 +5,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.core.allocate.objects import readable
+from rackloom.core.allocate.objects import convert_object, readable
 from rackloom.core.cluster.nodes import Taint, node_of_slice, slice_pool
 from rackloom.core.cluster.objects import JsonMapping, labels_of, name_of
 
 V = TypeVar("V")
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class SliceDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device of a slice."""
 
     driver: str
@@ -25,24 +25,24 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     taints: tuple[Taint, ...]
 
 
-def devices_of(slice_: JsonMapping) -> Iterator[Device]:
+def devices_of(slice_: JsonMapping) -> Iterator[SliceDevice]:
     """The devices of a slice."""
     pool, node = slice_pool(slice_), node_of_slice(slice_)
     for device in slice_["spec"].get("devices") or ():
         written = device.get("attributes") or {}
-        yield Device(
+        yield SliceDevice(
             driver=pool.driver,
             pool=pool.name,
             name=device["name"],
             node=node,
             # The API server keeps each value under its type.
             attributes={name: next(iter(typed.values()), None) for name, typed in written.items()},
-            taints=msgspec.convert(device.get("taints") or (), tuple[Taint, ...]),
+            taints=tuple(convert_object(taint, Taint) for taint in device.get("taints") or ()),
         )
 
 
 def allocator_values(objects: Iterable[JsonMapping], kind: type[V]) -> Iterator[V]:
-    """Nodes, slices, classes and claims as the allocator takes them, without those that it cannot read.
+    """Slices, classes and claims as the allocator takes them, without those that it cannot read.
 
     It refuses fields that it does not know, so their metadata are names and labels alone.
     """

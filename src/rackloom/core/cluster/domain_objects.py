@@ -19,13 +19,13 @@ from enum import StrEnum
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.claims import allocated_devices, claim_consumers
 from rackloom.core.cluster.device_configs import ChannelConfig, decode_imex_config_leniently
 from rackloom.core.cluster.names import AllocationMode
 from rackloom.core.cluster.objects import (
     Condition,
     JsonMapping,
     Object,
-    allocated_devices,
     annotations_of,
     finalizers_of,
     full_name,
@@ -39,6 +39,7 @@ from rackloom.core.cluster.objects import (
     owners_of,
     uid_of,
 )
+from rackloom.core.cluster.pods import node_of, pod_address
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import clean_line, decode_json
 
@@ -285,14 +286,13 @@ class DaemonPod(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_daemon_pod(obj: JsonMapping) -> DaemonPod | None:
     """Read a daemon pod. None if it has no node yet."""
-    node = (obj.get("spec") or {}).get("nodeName")
-    if not node:
+    if not (node := node_of(obj)):
         return None
     deleting = is_being_deleted(obj)
     return DaemonPod(
         ref=ObjectRef(name_of(obj), uid_of(obj)),
         node=node,
-        ip_address=(obj.get("status") or {}).get("podIP", ""),
+        ip_address=pod_address(obj),
         clique_id=labels_of(obj).get(names.CLIQUE_ID_LABEL),
         ready=not deleting and is_pod_ready(obj),
         mesh=daemon_mesh(obj),
@@ -335,14 +335,14 @@ def read_channel_claim(obj: JsonMapping) -> ChannelClaim | None:
     domain = claimed_domain_uid(obj)
     if domain is None:
         return None
-    ours = [device for device in allocated_devices(obj) if device.get("driver") == names.IMEX_DRIVER]
+    ours = [device for device in allocated_devices(obj) if device.driver == names.IMEX_DRIVER]
     return ChannelClaim(
         namespace=namespace_of(obj) or "",
         name=name_of(obj),
         domain=domain,
         created=obj["metadata"].get("creationTimestamp", ""),
-        reserved_for=tuple(pod["name"] for pod in (obj.get("status") or {}).get("reservedFor") or ()),
-        device=(ours[0]["pool"], ours[0]["device"]) if ours else None,
+        reserved_for=tuple(pod.name for pod in claim_consumers(obj)),
+        device=(ours[0].pool, ours[0].device) if ours else None,
     )
 
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.nodes import Taint, taints_of
 from rackloom.core.cluster.objects import (
     JOB,
     JsonMapping,
@@ -45,6 +46,7 @@ from rackloom.core.cluster.pods import (
     PodObject,
     Toleration,
     decode_object,
+    gates_of,
     is_bound_pod,
 )
 from rackloom.core.cluster.scheduling import (
@@ -329,14 +331,13 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def gate(self) -> int | None:
         """The index of the gang's gate among its gates."""
-        gates = [gate.name for gate in self.pod.spec.scheduling_gates or ()]
+        gates = gates_of(self.obj)
         return gates.index(GANG_GATE) if GANG_GATE in gates else None
 
     @property
     def foreign_gates(self) -> tuple[str, ...]:
         """Gates of others than Rackloom, such as queues."""
-        gates = (gate.name for gate in self.pod.spec.scheduling_gates or ())
-        return tuple(name for name in gates if name not in (GANG_GATE, TEMPLATE_GATE))
+        return tuple(name for name in gates_of(self.obj) if name not in (GANG_GATE, TEMPLATE_GATE))
 
     @property
     def tray(self) -> str | None:
@@ -408,21 +409,12 @@ def read_member(obj: Object) -> GangMember:
 # Nodes as a gang sees them: whether they are ready, and for which plans they are reserved.
 
 
-class NodeTaint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A taint of a node."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str | None = None
-
-
 class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that is a gang's tray, or was."""
 
     name: str
     resource_version: str
-    taints: tuple[NodeTaint, ...] = ()
+    taints: tuple[Taint, ...] = ()
     not_ready_since: float | None = None
     """Seconds since the epoch, or None while it is ready."""
 
@@ -436,17 +428,16 @@ class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
         return self.not_ready_since is not None and now - self.not_ready_since >= after
 
 
-def read_tray_node(obj: Object) -> TrayNode:
+def read_tray_node(obj: JsonMapping) -> TrayNode:
     """Read a node."""
     return TrayNode(
         name=name_of(obj),
         resource_version=version_of(obj),
-        taints=msgspec.convert((obj.get("spec") or {}).get("taints") or (), tuple[NodeTaint, ...]),
+        taints=taints_of(obj),
         not_ready_since=not_ready_since(obj),
     )
 
 
 def reserving_plans(node: JsonMapping) -> tuple[str, ...]:
     """UIDs of the plans whose taint a node carries."""
-    taints = (node.get("spec") or {}).get("taints") or ()
-    return tuple(taint.get("value", "") for taint in taints if taint["key"] == GANG_TAINT)
+    return read_tray_node(node).holders

@@ -194,6 +194,11 @@ def pod_specs_of(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
             yield obj.get("spec") or {}
 
 
+def topology_request(workload: JsonMapping, group: JobGroup) -> JsonMapping:
+    """The request for domains of a topology that a Workload of Kueue has beside a pod template."""
+    return value_at(workload, (*group.template[:-1], "topologyRequest")) or {}
+
+
 def _gangs_of_pods(
     pods: Sequence[dict[str, Any]], channels: Collection[TemplateName], labels: SchedulerLabels
 ) -> Iterator[Job]:

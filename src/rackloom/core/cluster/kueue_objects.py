@@ -109,14 +109,14 @@ def read_workload(obj: Object) -> KueueWorkload:
     """Read a Workload."""
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     assigned = (status.get("admission") or {}).get("podSetAssignments") or ()
-    assignments: dict[str, JsonMapping] = {assignment["name"]: assignment for assignment in assigned}
+    assignments: dict[str, JsonMapping] = {_name_of_set(found): found for found in assigned}
     pod_sets = []
     for pod_set in spec.get("podSets") or ():
-        assignment = assignments.get(pod_set["name"], {})
+        assignment = assignments.get(_name_of_set(pod_set), {})
         count = assignment.get("count")
         pod_sets.append(
             PodSet(
-                name=pod_set["name"],
+                name=_name_of_set(pod_set),
                 count=pod_set.get("count", 1) if count is None else count,
                 template=pod_set.get("template") or {},
                 flavors=tuple(dict.fromkeys((assignment.get("flavors") or {}).values())),
@@ -125,7 +125,7 @@ def read_workload(obj: Object) -> KueueWorkload:
         )
     checks = {
         entry["name"]: AdmissionCheckState(
-            state=entry["state"],
+            state=entry.get("state") or PENDING,
             retry_count=entry.get("retryCount") or 0,
             pod_set_updates=tuple(entry.get("podSetUpdates") or ()),
         )
@@ -142,6 +142,11 @@ def read_workload(obj: Object) -> KueueWorkload:
         pod_sets=tuple(pod_sets),
         checks=checks,
     )
+
+
+def _name_of_set(written: JsonMapping) -> str:
+    """The name of a pod set, or of its assignment. Kueue's default is `main`."""
+    return str(written.get("name") or "main")
 
 
 def as_admitted(workload: KueueWorkload, flavors: Mapping[str, Object]) -> Object:

@@ -24,9 +24,9 @@ from typing import TypeVar
 import msgspec
 
 from rackloom.core.allocate.attributes import is_whole_gpu
-from rackloom.core.allocate.objects import Amount
+from rackloom.core.allocate.objects import Amount, convert_object
 from rackloom.core.cluster import names
-from rackloom.core.cluster.objects import JsonMapping, Object, labels_of
+from rackloom.core.cluster.objects import JsonMapping, Object, condition_of, labels_of
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
 from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
 
@@ -36,12 +36,12 @@ _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachab
 """Taints by which the node controller repeats the Ready condition of the node."""
 
 
-class Taint(ApiStruct, frozen=True):
+class Taint(ApiStruct, frozen=True, omit_defaults=True):
     """A taint of a node, or of a device."""
 
     key: str
     effect: str
-    value: str | None = None
+    value: str = ""
     time_added: str | None = None
 
     @property
@@ -168,6 +168,11 @@ def node_of_slice(slice_: JsonMapping) -> str:
     return slice_["spec"].get("nodeName") or ""
 
 
+def device_names(slice_: JsonMapping) -> list[str]:
+    """The names of the devices of a slice."""
+    return [device["name"] for device in slice_["spec"].get("devices") or ()]
+
+
 def newest_slices(slices: Iterable[JsonMapping]) -> Iterator[JsonMapping]:
     """The slices of the newest generation of each pool, pool by pool.
 
@@ -220,13 +225,6 @@ def published_devices(pool: Collection[SliceShape]) -> PublishedDevices:
     return found
 
 
-def slice_devices(slice_: JsonMapping) -> tuple[str, tuple[str, str], list[str]]:
-    """The node of a slice ("" if it is of several), its driver and pool, and the names of its devices."""
-    spec = slice_["spec"]
-    devices = [device["name"] for device in spec.get("devices") or ()]
-    return spec.get("nodeName") or "", (spec["driver"], spec["pool"]["name"]), devices
-
-
 def gpus_by_node(published: PublishedDevices) -> Counter[str]:
     """Whole GPUs by node."""
     return Counter(device.node for device in published.values() if device.is_whole)
@@ -243,7 +241,7 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
 
 def taints_of(node: JsonMapping) -> tuple[Taint, ...]:
     """The taints of a node."""
-    return msgspec.convert((node.get("spec") or {}).get("taints") or (), tuple[Taint, ...])
+    return tuple(convert_object(taint, Taint) for taint in (node.get("spec") or {}).get("taints") or ())
 
 
 def is_cordoned(node: JsonMapping) -> bool:
@@ -269,12 +267,6 @@ def pod_networks(node: JsonMapping) -> tuple[str, ...]:
     return tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
 
 
-def ready_status(node: JsonMapping) -> str | None:
-    """The status of its Ready condition, or None if it has none."""
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    return next((c.get("status") for c in conditions if c.get("type") == "Ready"), None)
-
-
 def opened_node(node: JsonMapping) -> Object:
     """The node as it is when it is open to all pods."""
     status = {**(node.get("status") or {}), "conditions": [{"type": "Ready", "status": "True"}]}
@@ -289,10 +281,10 @@ def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None
     taints = list(blocking_taints(node, tolerations or ()))
     if is_cordoned(node) or _CORDON_TAINT in taints:
         yield "cordoned"
-    ready = ready_status(node)
+    ready = condition_of(node, "Ready")
     if ready is None:
         yield "no Ready condition"
-    elif ready != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
+    elif ready.status != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
         yield "not ready"
     if tolerations is not None:
         yield from closing_taints(node, tolerations)

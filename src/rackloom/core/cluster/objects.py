@@ -23,6 +23,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.allocate.objects import readable
+
 Object = dict[str, Any]
 """One Kubernetes object as JSON. A value that nests too deeply to be read is replaced (see
 `claim.kube.decoding`)."""
@@ -160,8 +162,8 @@ def is_pod_ready(pod: JsonMapping) -> bool:
 
 def has_condition(obj: JsonMapping, *types: str) -> bool:
     """Whether the status has a condition of one of these types that is True."""
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    return any(condition["type"] in types and condition["status"] == "True" for condition in conditions)
+    written = _written_conditions(obj)
+    return any(entry.get("type") in types and entry.get("status") == "True" for entry in written)
 
 
 def pod_claim_names(pod: JsonMapping) -> Iterator[str]:
@@ -193,12 +195,6 @@ def is_resource_claimed(pod: Mapping[str, Any], resource: str) -> bool:
     return any(entry.get("resourceName") == resource for entry in extended.get("requestMappings") or ())
 
 
-def allocated_devices(claim: JsonMapping) -> Sequence[Object]:
-    """The devices allocated to a ResourceClaim: `status.allocation.devices.results`."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    return (allocation.get("devices") or {}).get("results") or ()
-
-
 # The state of a node.
 
 
@@ -207,12 +203,10 @@ def not_ready_since(node: JsonMapping) -> float | None:
 
     A node without the condition has not been ready since its creation.
     """
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    ready: JsonMapping = next((condition for condition in conditions if condition.get("type") == "Ready"), {})
-    if ready.get("status") == "True":
+    ready = condition_of(node, "Ready") or Condition(type="Ready")
+    if ready.status == "True":
         return None
-    since = ready.get("lastTransitionTime") or node["metadata"].get("creationTimestamp", "")
-    return epoch_seconds(since) or 0.0
+    return epoch_seconds(ready.last_transition_time) or created_at(node) or 0.0
 
 
 # Index functions for caches.
@@ -249,20 +243,21 @@ def add_operation(path: str, value: Any) -> PatchOperation:
     return {"op": "add", "path": path, "value": value}
 
 
+def json_pointer(path: str, key: str) -> str:
+    """The pointer to an entry of a map at a path. RFC 6901 writes "~" as "~0" and "/" as "~1"."""
+    return f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+
+
 def add_entries(
     path: str, present: Mapping[str, str] | None, entries: Mapping[str, str]
 ) -> tuple[PatchOperation, ...]:
     """The operations that add labels or annotations to those that are `present`.
 
-    An `add` below a missing mapping fails, so the mapping is then added as a whole. A JSON pointer (RFC 6901)
-    writes "~" as "~0" and "/" as "~1".
+    An `add` below a missing mapping fails, so the mapping is then added as a whole.
     """
     if not present:
         return (add_operation(path, dict(entries)),) if entries else ()
-    return tuple(
-        add_operation(f"{path}/{key.replace('~', '~0').replace('/', '~1')}", value)
-        for key, value in entries.items()
-    )
+    return tuple(add_operation(json_pointer(path, key), value) for key, value in entries.items())
 
 
 class CreateObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,10 +377,15 @@ def title_of(kind: ResourceKind, obj: JsonMapping) -> str:
     return object_title(kind, namespace_of(obj), name_of(obj))
 
 
+def name_in_file(obj: JsonMapping, key: str = "name") -> Any:
+    """The name of an object of a file, or its generateName by that key, whatever its shape."""
+    metadata = obj.get("metadata")
+    return metadata.get(key) if isinstance(metadata, Mapping) else None
+
+
 def title_in_file(obj: JsonMapping) -> str:
     """`Kind name` of an object of a file, whatever its shape. It may have only a generateName."""
-    metadata = obj.get("metadata")
-    names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
+    names = (name_in_file(obj, key) for key in ("name", "generateName"))
     name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
     return f"{obj.get('kind')} {name}"
 
@@ -452,9 +452,20 @@ def deletion_time(obj: JsonMapping) -> float | None:
     return epoch_seconds(_metadata(obj).get("deletionTimestamp") or "")
 
 
-def has_same_spec(one: JsonMapping, other: JsonMapping) -> bool:
+def data_of(obj: JsonMapping) -> Mapping[str, str]:
+    """The data of a ConfigMap, or of a Secret, whose values are in base64."""
+    return obj.get("data") or {}
+
+
+def webhook_authorities(configuration: JsonMapping) -> Iterator[tuple[str, str]]:
+    """The webhooks of a configuration in order: their names, and the certificates that are trusted there."""
+    for webhook in configuration.get("webhooks") or ():
+        yield webhook["name"], webhook["clientConfig"].get("caBundle") or ""
+
+
+def has_same_spec(first: JsonMapping, second: JsonMapping) -> bool:
     """Whether two states of an object have the same spec."""
-    return bool(one.get("spec") == other.get("spec"))
+    return bool(first.get("spec") == second.get("spec"))
 
 
 def field_managers(obj: JsonMapping, label: str | None = None) -> Iterator[str]:
@@ -471,33 +482,35 @@ def field_writes(obj: JsonMapping, label: str | None = None) -> Iterator[tuple[s
 
 
 def conditions_of(obj: JsonMapping) -> tuple[Condition, ...]:
-    """The conditions of an object. The API server writes a time that a condition lacks as null."""
-    written = (obj.get("status") or {}).get("conditions") or ()
-    present = [{key: value for key, value in entry.items() if value is not None} for entry in written]
-    return msgspec.convert(present, tuple[Condition, ...])
+    """The conditions of an object, without those that another program has shaped in its own way."""
+    return tuple(readable(_written_conditions(obj), Condition))
 
 
 def condition_of(obj: JsonMapping, type_: str) -> Condition | None:
     """The condition of a type."""
-    return next((condition for condition in conditions_of(obj) if condition.type == type_), None)
+    written = (entry for entry in _written_conditions(obj) if entry.get("type") == type_)
+    return next(readable(written, Condition), None)
 
 
-def dated_condition(obj: JsonMapping, new: Condition, now: str) -> Condition:
-    """A condition as it is to be written on this state of an object. `now` is RFC 3339.
+def dated_condition(new: Condition, old: Condition | None, now: str, generation: int = 0) -> Condition:
+    """A condition as it is to be written in place of an old one. `now` is RFC 3339.
 
     The time is that of the last change of its status.
     """
-    old = condition_of(obj, new.type)
     since = old.last_transition_time if old is not None and old.status == new.status else ""
-    return replace(new, last_transition_time=since or now, observed_generation=generation_of(obj))
+    return replace(new, last_transition_time=since or now, observed_generation=generation)
 
 
-def changed_conditions(obj: JsonMapping, changed: Sequence[Condition], now: str) -> list[Object]:
+def changed_conditions(obj: JsonMapping, changed: Sequence[Condition], now: str) -> list[JsonMapping]:
     """All conditions of an object as JSON, with these in place of those of their types. `now` is RFC 3339."""
-    types = {condition.type for condition in changed}
-    written = (obj.get("status") or {}).get("conditions") or ()
-    kept = [condition for condition in written if condition.get("type") not in types]
-    return [*kept, *(msgspec.to_builtins(dated_condition(obj, condition, now)) for condition in changed)]
+    types, generation = {condition.type for condition in changed}, generation_of(obj)
+    kept = [entry for entry in _written_conditions(obj) if entry.get("type") not in types]
+    dated = (dated_condition(new, condition_of(obj, new.type), now, generation) for new in changed)
+    return [*kept, *map(msgspec.to_builtins, dated)]
+
+
+def _written_conditions(obj: JsonMapping) -> Sequence[JsonMapping]:
+    return (obj.get("status") or {}).get("conditions") or ()
 
 
 def _metadata(obj: JsonMapping) -> JsonMapping:

@@ -90,7 +90,7 @@ class ExactRequest(ApiStruct, frozen=True, kw_only=True):
     device_class_name: str = ""
 
 
-class ClaimRequest(ApiStruct, frozen=True, kw_only=True):
+class ClaimRequestEntry(ApiStruct, frozen=True, kw_only=True):
     """One entry of `devices.requests` in resource.k8s.io/v1. Older versions have no `exactly`."""
 
     exactly: ExactRequest | None = None
@@ -99,7 +99,7 @@ class ClaimRequest(ApiStruct, frozen=True, kw_only=True):
 class ClaimDevices(ApiStruct, frozen=True, kw_only=True):
     """What a claim asks for."""
 
-    requests: tuple[ClaimRequest, ...] | None = None
+    requests: tuple[ClaimRequestEntry, ...] | None = None
     config: tuple[ClaimDeviceConfig, ...] | None = None
 
 
@@ -521,9 +521,9 @@ def is_bound_pod(pod: JsonMapping) -> bool:
     return bool(node_of(pod)) and not has_pod_ended(pod)
 
 
-def is_gated(pod: JsonMapping) -> bool:
-    """Whether a pod has scheduling gates: the scheduler does not consider it before they are removed."""
-    return bool((pod.get("spec") or {}).get("schedulingGates"))
+def gates_of(pod: JsonMapping) -> tuple[str, ...]:
+    """The scheduling gates of a pod. The scheduler does not consider it before they are removed."""
+    return tuple(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
 
 
 def refers_to_claims(pod: JsonMapping) -> bool:

@@ -27,7 +27,6 @@ from msgspec.structs import replace
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.cluster.jobs import Job, owner_of_job
 from rackloom.core.cluster.nodes import closed_reasons, node_clique
-from rackloom.core.cluster.objects import JsonMapping, name_of
 from rackloom.core.cluster.pods import Toleration, is_bound_pod, pod_owner
 from rackloom.core.cluster.scheduling import (
     NodeRule,
@@ -331,11 +330,6 @@ class DraDevices(msgspec.Struct, frozen=True, kw_only=True):
 
     owners: Mapping[str, str] = {}
     """The owner of each claim (`namespace/name`), as holds name it."""
-
-
-def name_and_spec(obj: JsonMapping) -> JsonMapping:
-    """The parts of a slice or a device class that the allocator reads."""
-    return {"metadata": {"name": name_of(obj)}, "spec": obj.get("spec") or {}}
 
 
 def claims_devices(claim: ResourceClaim) -> bool:

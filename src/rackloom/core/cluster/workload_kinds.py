@@ -174,6 +174,11 @@ def is_launcher_a_worker(mpi_job: JsonMapping) -> bool:
     return bool(value_at(mpi_job, ("spec", "runLauncherAsWorker")))
 
 
+def waits_for_workers(mpi_job: JsonMapping) -> bool:
+    """Whether the operator makes the launcher once all workers are ready."""
+    return bool(value_at(mpi_job, ("spec", "launcherCreationPolicy")) == "WaitForWorkersReady")
+
+
 def other_manager(mpi_job: JsonMapping) -> str | None:
     """Who reconciles an MPIJob instead of the MPI operator, which makes nothing of it then; else None."""
     manager = value_at(mpi_job, ("spec", "runPolicy", "managedBy"))
@@ -189,6 +194,16 @@ def _by_role(value: JsonMapping, specs: ObjectPath, roles: tuple[str, ...]) -> I
         if role in (value_at(value, specs) or {}):
             replicas = _count_at(value, (*specs, role, "replicas"))
             yield PodGroup(role.lower(), replicas, (*specs, role, "template"))
+
+
+STARTUP_ORDER = ("spec", "startupPolicy", "startupPolicyOrder")
+"""The place of a JobSet's order of its replicated Jobs."""
+
+
+def starts_in_any_order(job_set: JsonMapping) -> bool:
+    """Whether the replicated Jobs of a JobSet may start together."""
+    jobs = value_at(job_set, ("spec", "replicatedJobs"))
+    return value_at(job_set, STARTUP_ORDER) == "AnyOrder" and not any(job.get("dependsOn") for job in jobs)
 
 
 def _job_set(value: JsonMapping) -> Iterator[PodGroup]:

@@ -29,8 +29,8 @@ import msgspec
 
 from rackloom.core.diagnosis.join import chain_order, gpu_chains
 from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
     DeviceRecord,
+    DeviceUse,
     FabricGpuRecord,
     GpuChain,
     MachineRecord,
@@ -157,12 +157,12 @@ class _TransferIndex:
 class _AllocationIndex:
     """Allocated devices by pool, and by pod, because a pod may hold devices of several pools."""
 
-    def __init__(self, uses: tuple[AllocatedDevice, ...]) -> None:
+    def __init__(self, uses: tuple[DeviceUse, ...]) -> None:
         self._uses = uses
         self._of_pool = grouped(zip(map(attrgetter("driver", "pool"), uses), count(), strict=False))
         self._of_pod = grouped((pod, number) for number, use in enumerate(uses) for pod in use.pods)
 
-    def around(self, pools: Iterable[Pool]) -> tuple[AllocatedDevice, ...]:
+    def around(self, pools: Iterable[Pool]) -> tuple[DeviceUse, ...]:
         """The allocations from some pools, and all other allocations of the same pods."""
         own = [number for pool in pools for number in self._of_pool.get(pool, ())]
         pods = {pod for number in own for pod in self._uses[number].pods}

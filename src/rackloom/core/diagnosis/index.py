@@ -19,9 +19,9 @@ import msgspec
 
 from rackloom.core.diagnosis.join import Rails, gpu_chains
 from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
     DeviceId,
     DeviceRecord,
+    DeviceUse,
     GpuChain,
     Layer,
     LogicalPartitionRecord,
@@ -99,7 +99,7 @@ class SnapshotIndex:
         return {device.device_id: device for device in self.snapshot.devices}
 
     @cached_property
-    def uses(self) -> Mapping[DeviceId, AllocatedDevice]:
+    def uses(self) -> Mapping[DeviceId, DeviceUse]:
         """Allocated devices."""
         return {use.device_id: use for use in self.snapshot.uses}
 

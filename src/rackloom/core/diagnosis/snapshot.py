@@ -342,7 +342,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str
 
 
-class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One allocated device: which claim has it, and which pods use the claim."""
 
     driver: str
@@ -408,7 +408,7 @@ class SiteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeRecord, ...] = ()
     pools: tuple[PoolRecord, ...] = ()
     devices: tuple[DeviceRecord, ...] = ()
-    uses: tuple[AllocatedDevice, ...] = ()
+    uses: tuple[DeviceUse, ...] = ()
     compute_domains: tuple[ComputeDomain, ...] = ()
     meshes: tuple[ImexMeshRecord, ...] = ()
     daemons_in: str = ""
@@ -448,7 +448,7 @@ class GpuChain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What its instance asked for."""
     node: NodeRecord | None = None
     device: DeviceRecord | None = None
-    use: AllocatedDevice | None = None
+    use: DeviceUse | None = None
     compute_domain: ComputeDomain | None = None
     channel: str | None = None
     """The IMEX channel of the pods that use it."""

@@ -26,7 +26,13 @@ from rackloom.core.cluster.domain_objects import (
     Readiness,
 )
 from rackloom.core.cluster.names import SPANS_CLIQUES, ImexIsolation, ImexMode
-from rackloom.core.cluster.objects import RESOURCE_CLAIM_TEMPLATE, Condition, EventNotice, labels_of
+from rackloom.core.cluster.objects import (
+    RESOURCE_CLAIM_TEMPLATE,
+    Condition,
+    EventNotice,
+    dated_condition,
+    labels_of,
+)
 from rackloom.core.domains import owned
 from rackloom.core.domains.owned import (
     RequiredObject,
@@ -179,7 +185,11 @@ def domain_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
         *_meshed(inputs),
         *_spans_cliques(inputs),
     )
-    return tuple(_with_transition_time(condition, inputs) for condition in (ready, *others))
+    now, generation = inputs.snapshot.now, inputs.domain.generation
+    return tuple(
+        dated_condition(condition, inputs.domain.status.condition(condition.type), now, generation)
+        for condition in (ready, *others)
+    )
 
 
 def has_nothing_by_quota(domain: ComputeDomain, snapshot: DomainSnapshot) -> bool:
@@ -351,15 +361,6 @@ def _by_clique(cliques: Mapping[str, str]) -> str:
 
 def _new_condition(type_: str, status: str, reason: str, message: str) -> Condition:
     return Condition(type=type_, status=status, reason=reason, message=message)
-
-
-def _with_transition_time(new: Condition, inputs: ConditionInputs) -> Condition:
-    old = inputs.domain.status.condition(new.type)
-    same = old is not None and old.status == new.status
-    since = old.last_transition_time if old is not None and same else inputs.snapshot.now
-    return msgspec.structs.replace(
-        new, last_transition_time=since, observed_generation=inputs.domain.generation
-    )
 
 
 # Events about changed conditions.

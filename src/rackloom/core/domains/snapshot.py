@@ -31,6 +31,7 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
     finalizers_of,
     is_being_deleted,
+    json_pointer,
     labels_of,
     name_of,
     namespace_of,
@@ -118,7 +119,7 @@ def _other_finalizers(owned: OwnedObject) -> list[str]:
 
 def remove_label(owned: OwnedObject, label: str, value: str) -> PatchObject:
     """Remove a label if it still has this value; another writer may have set it since."""
-    path = f"/metadata/labels/{label.replace('~', '~0').replace('/', '~1')}"
+    path = json_pointer("/metadata/labels", label)
     test = {"op": "test", "path": path, "value": value}
     remove = {"op": "remove", "path": path}
     return patch_object(owned, (test, remove))

@@ -36,6 +36,7 @@ from rackloom.core.cluster.objects import (
     Condition,
     EventNotice,
     ObjectWrite,
+    dated_condition,
     epoch_seconds,
     list_names,
     metav1_time,
@@ -168,10 +169,9 @@ def with_status(decision: GangDecision, snapshot: GangSnapshot, *conditions: Con
     now, dated, notices = metav1_time(snapshot.now), list[Condition](), list[EventNotice]()
     for condition in (*conditions, *rest):
         before = None if snapshot.record is None else snapshot.record.status.condition(condition.type)
-        since = "" if before is None else before.last_transition_time
         # A clock that was ahead wrote a time in the future. Waits start from these times, so it is replaced.
-        is_same = before is not None and before.status == condition.status and since <= now
-        dated.append(msgspec.structs.replace(condition, last_transition_time=since if is_same else now))
+        is_past = before is not None and before.last_transition_time <= now
+        dated.append(dated_condition(condition, before if is_past else None, now))
         # A pod that comes for a kept slot does not place the gang again, so it is no news.
         was_true = before is not None and (
             before.status == "True" or (before.status, before.reason) == AWAITING_LAST_PODS

@@ -241,7 +241,7 @@ def _selects_gang_only(term: PodAffinityTerm, members: Sequence[GangMember]) -> 
     labels, selector = members[0].pod.labels, term.label_selector or LabelSelector()
     named = selector.match_labels or {}
     owned = any(key in named and named[key] == labels.get(key) for key in _OWN_LABELS)
-    inside = not _by_namespace(term) and set(term.namespaces or ()) <= {members[0].namespace}
+    inside = term.namespace_selector is None and set(term.namespaces or ()) <= {members[0].namespace}
     written = msgspec.to_builtins(selector)
     return owned and inside and any(selector_matches(written, member.pod.labels) for member in members)
 

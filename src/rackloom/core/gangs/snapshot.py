@@ -36,7 +36,6 @@ from rackloom.core.cluster.gang_objects import (
     GangKey,
     GangMember,
     GangSpec,
-    NodeTaint,
     TrayNode,
     gang_key_of,
     read_gang_spec,
@@ -45,6 +44,7 @@ from rackloom.core.cluster.gang_objects import (
     reserving_plans,
 )
 from rackloom.core.cluster.gang_owners import OwnerWorkloads
+from rackloom.core.cluster.nodes import Taint
 from rackloom.core.cluster.objects import (
     GANG_PLAN,
     NODE,
@@ -262,7 +262,7 @@ def _patch_record(record: GangRecord, patch: Object) -> PatchObject:
 
 def reserve_tray(node: TrayNode, uid: str) -> PatchObject:
     """Add the taint of a plan, so that only pods that tolerate it are scheduled to the node."""
-    return _with_taints(node, (*node.taints, NodeTaint(GANG_TAINT, "NoSchedule", uid)))
+    return _with_taints(node, (*node.taints, Taint(GANG_TAINT, "NoSchedule", uid)))
 
 
 def release_tray(node: TrayNode, uid: str) -> PatchObject:
@@ -277,7 +277,7 @@ def release_trays(nodes: Mapping[str, TrayNode], names: tuple[str, ...], uid: st
     return tuple(release_tray(nodes[name], uid) for name in names)
 
 
-def _with_taints(node: TrayNode, taints: tuple[NodeTaint, ...]) -> PatchObject:
+def _with_taints(node: TrayNode, taints: tuple[Taint, ...]) -> PatchObject:
     # A merge patch replaces the whole list. The resourceVersion makes it fail if another writer was faster.
     patch = {
         "metadata": {"resourceVersion": node.resource_version},

@@ -23,17 +23,14 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
-    AllocationResult,
     DeviceClass,
-    Node,
-    ObjectMeta,
     ResourceClaim,
-    ResourceClaimStatus,
     ResourceSlice,
-    readable,
 )
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
+from rackloom.core.cluster.claims import AllocatedDevice, allocated_devices, allocator_claim
+from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.gang_objects import (
     GANG_TAINT,
     GangMember,
@@ -42,10 +39,15 @@ from rackloom.core.cluster.gang_objects import (
     constraints_of_bound,
     gang_key_of,
 )
-from rackloom.core.cluster.nodes import closing_taints, slice_devices
-from rackloom.core.cluster.objects import Object, allocated_devices, labels_of, name_of, uid_of, version_of
+from rackloom.core.cluster.nodes import closing_taints, device_names, node_of_slice, slice_pool
+from rackloom.core.cluster.objects import Object, labels_of, name_of, uid_of, version_of
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, Toleration
-from rackloom.core.cluster.scheduling import TopologyDomains, selector_keys, unmet_requirements
+from rackloom.core.cluster.scheduling import (
+    TopologyDomains,
+    allocator_node,
+    selector_keys,
+    unmet_requirements,
+)
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
     ClaimCapacity,
@@ -54,7 +56,6 @@ from rackloom.core.cluster.trays import (
     PlacementTerms,
     PlacementTray,
     combine_sites,
-    name_and_spec,
     placement_site,
     without_foreign_names,
 )
@@ -286,10 +287,6 @@ class TrayCountCache:
 # The devices of each tray, less what others hold.
 
 
-_RESULT_FIELDS = ("request", "driver", "pool", "device", "adminAccess", "shareID", "consumedCapacity")
-"""Fields of an allocated device that bear on others; fields newer than this program are left out."""
-
-
 def with_claim_room(
     site: PlacementSite,
     objects: ClusterLists,
@@ -321,20 +318,21 @@ class _NodeDevices:
         self._nodes = {name: node for node in objects.nodes if (name := name_of(node)) in trays}
         self._pools: dict[DevicePoolKey, list[Object]] = defaultdict(list)
         self._pools_on: dict[str, dict[DevicePoolKey, None]] = defaultdict(dict)
-        self._taken: dict[str, list[Object]] = defaultdict(list)
+        self._taken: dict[str, list[AllocatedDevice]] = defaultdict(list)
         node_of: dict[tuple[str, str, str], str] = {}
         for slice_ in objects.slices:
-            node, pool, names = slice_devices(slice_)
+            node, names = node_of_slice(slice_), device_names(slice_)
+            found = slice_pool(slice_)
+            pool = (found.driver, found.name)
             if node:
                 self._pools[pool].append(slice_)
                 self._pools_on[node][pool] = None
                 node_of |= {(*pool, device): node for device in names}
         for claim, holder in zip(objects.state.claims, objects.state.holders, strict=True):
             for result in allocated_devices(claim):
-                tray = node_of.get((result["driver"], result["pool"], result["device"]))
+                tray = node_of.get((result.driver, result.pool, result.device))
                 if tray is not None and (holder.owner, tray) not in without:
-                    device = {key: result[key] for key in _RESULT_FIELDS if key in result}
-                    self._taken[tray].append(device)
+                    self._taken[tray].append(result)
 
     def inputs(self, counts: TrayCountCache) -> dict[str, TrayInputs]:
         """The inputs of the count of each tray."""
@@ -364,20 +362,13 @@ class _NodeDevices:
         """
         names = [name for name in self._nodes if name in trays]
         keys = dict.fromkeys(key for name in names for key in self._pools_on.get(name, ()))
-        slices = (name_and_spec(slice_) for key in keys for slice_ in self._pools[key])
+        slices = (slice_ for key in keys for slice_ in self._pools[key])
         return DraDevices(
-            nodes=tuple(
-                Node(metadata=ObjectMeta(name=name, labels=labels_of(self._nodes[name]))) for name in names
-            ),
-            classes=tuple(readable(map(name_and_spec, self._classes), DeviceClass)),
-            slices=with_taint_rules(readable(slices, ResourceSlice), self._rules),
-            claims=tuple(_allocated_claim(taken) for name in names for taken in self._taken.get(name, ())),
+            nodes=tuple(allocator_node(self._nodes[name]) for name in names),
+            classes=tuple(allocator_values(self._classes, DeviceClass)),
+            slices=with_taint_rules(allocator_values(slices, ResourceSlice), self._rules),
+            claims=tuple(allocator_claim([held], {}) for name in names for held in self._taken.get(name, ())),
         )
-
-
-def _allocated_claim(result: Object) -> ResourceClaim:
-    allocation = msgspec.convert({"devices": {"results": [result]}}, AllocationResult)
-    return ResourceClaim(status=ResourceClaimStatus(allocation=allocation))
 
 
 def _object_version(obj: Object) -> object:

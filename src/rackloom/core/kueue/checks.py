@@ -25,14 +25,11 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
     DeviceClass,
-    Node,
-    ObjectMeta,
-    ResourceClaim,
     ResourceSlice,
-    readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
-from rackloom.core.cluster.claims import claims_to_allocate
+from rackloom.core.cluster.claims import allocated_devices, allocator_claim, claims_to_allocate
+from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.gang_objects import GangKey, read_gang_spec
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.cluster.kueue_objects import READY, REJECTED, RETRY, KueueWorkload, as_admitted
@@ -41,7 +38,6 @@ from rackloom.core.cluster.nodes import opened_node
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     Object,
-    allocated_devices,
     annotations_of,
     labels_of,
     list_names,
@@ -49,7 +45,7 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import GANG_LABEL, claim_templates
 from rackloom.core.cluster.reader import read_state
-from rackloom.core.cluster.scheduling import NodeRule
+from rackloom.core.cluster.scheduling import NodeRule, allocator_node
 from rackloom.core.cluster.state import TrayHold, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices, placement_site
 from rackloom.core.domains.quota import spare_quotas
@@ -266,14 +262,14 @@ def _site_objects(
     """The cluster as the planner takes it."""
     state = read_state(cluster.nodes, cluster.pods, cluster.claims, cluster.slices, labels)
     devices = DraDevices(
-        nodes=tuple(
-            Node(metadata=ObjectMeta(name=name_of(node), labels=labels_of(node))) for node in state.nodes
-        ),
-        classes=tuple(readable(cluster.classes, DeviceClass)),
+        nodes=tuple(map(allocator_node, state.nodes)),
+        classes=tuple(allocator_values(cluster.classes, DeviceClass)),
         slices=with_taint_rules(
-            readable(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
+            allocator_values(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
         ),
-        claims=tuple(readable((c for c in state.claims if allocated_devices(c)), ResourceClaim)),
+        claims=tuple(
+            allocator_claim(held, claim) for claim in state.claims if (held := allocated_devices(claim))
+        ),
         owners=owners_of_claims(state),
     )
     return SiteObjects(state=state, devices=devices, reserved=tuple(reserved), viewer=viewer)

@@ -23,6 +23,7 @@ from rackloom.core.cluster.objects import (
     annotations_of,
     condition_of,
     dated_condition,
+    generation_of,
     labels_of,
     namespace_of,
     pod_phase,
@@ -215,5 +216,6 @@ def active_condition(check: Object, now: str) -> Object | None:
         status, reason = "False", "BadParameters"
         message = "this check takes no parameters: leave spec.parameters out"
     active = Condition(type="Active", status=status, reason=reason, message=message)
-    dated = dated_condition(check, active, now)
-    return None if dated == condition_of(check, "Active") else msgspec.to_builtins(dated)
+    old = condition_of(check, "Active")
+    dated = dated_condition(active, old, now, generation_of(check))
+    return None if dated == old else msgspec.to_builtins(dated)

@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.jobs import Job
-from rackloom.core.cluster.objects import labels_of
+from rackloom.core.cluster.jobs import Job, topology_request
+from rackloom.core.cluster.objects import annotations_of, labels_of
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SitePlanner
 from rackloom.errors import Refused
@@ -190,11 +190,9 @@ def _group_requests(job: Job) -> list[TopologyRequest]:
         # Pods that are alike are one group of several objects.
         obj = job.objects[number] if len(job.objects) == len(job.groups) else job.objects[0]
         if job.kind == "Workload":
-            request = value_at(obj, (*group.template[:-1], "topologyRequest"))
-            found.append(read_topology_request(request or {}, where))
+            found.append(read_topology_request(topology_request(obj, group), where))
         else:
-            annotations = value_at(obj, (*group.template, "metadata", "annotations"))
-            found.append(read_topology(annotations or {}, where))
+            found.append(read_topology(annotations_of(value_at(obj, group.template)), where))
     return found
 
 

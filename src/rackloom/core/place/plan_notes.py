@@ -34,6 +34,7 @@ from rackloom.core.cluster.workload_kinds import (
     is_launcher_a_worker,
     other_manager,
     value_at,
+    waits_for_workers,
 )
 
 
@@ -73,7 +74,7 @@ def plan_notes(
 def _mpi_job_notes(job: Job) -> Iterator[str]:
     obj, takes = job.objects[0], {group.name: group.need.takes_devices for group in job.groups}
     launcher, workers = takes.get("launcher", False), takes.get("worker", False)
-    if value_at(obj, ("spec", "launcherCreationPolicy")) == "WaitForWorkersReady":
+    if waits_for_workers(obj):
         alone = ", and another job may take its tray meanwhile" if launcher else ""
         yield f"its launcher waits for the workers: a gang scheduler must count the workers only{alone}"
     if is_launcher_a_worker(obj) and workers and not launcher:

@@ -26,9 +26,9 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job
 from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
-from rackloom.core.cluster.objects import namespace_of
+from rackloom.core.cluster.objects import labels_of, namespace_of
 from rackloom.core.cluster.trays import Gang, GangGroup, GangPlan, PlacementSite
-from rackloom.core.cluster.workload_kinds import value_at
+from rackloom.core.cluster.workload_kinds import STARTUP_ORDER, starts_in_any_order
 from rackloom.core.place.gang_planner import shares_clique
 from rackloom.core.place.kueue_topology import job_topology
 from rackloom.core.place.pod_templates import (
@@ -102,7 +102,7 @@ def render_kueue(
     that leave pods over.
     """
     for obj in draft.objects:
-        if not value_at(obj, ("metadata", "labels", f"{_KUEUE}/queue-name")):
+        if not labels_of(obj).get(f"{_KUEUE}/queue-name"):
             draft.add(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
     # The label and the count make the pods one workload; the index gives them the order of the ranks.
     name, count = gang_object_name(gang.name), len(draft.objects)
@@ -302,7 +302,6 @@ def _domain_annotations(draft: ManifestDraft, gang: Gang, labels: SchedulerLabel
 _KAI = "kai.scheduler"
 _COUNTED_BY_PODS = ("Job", "JobSet")
 """Kinds of which KAI's pod grouper asks for one pod only, unless an annotation says how many (KAI 0.14.1)."""
-_STARTUP_ORDER = ("spec", "startupPolicy", "startupPolicyOrder")
 _GROUPED_BY_REPLICA = "LeaderWorkerSet"
 """KAI's pod grouper makes a group of each replica, and the placement holds for each group."""
 
@@ -323,11 +322,10 @@ def _check_kai(draft: ManifestDraft, gang: Gang) -> None:
     # KAI's pod grouper makes one group of a JobSet only with startup order AnyOrder (KAI 0.14.1). Else each
     # replicated Job is a group, and each would wait for as many pods as the annotation says. Jobs that
     # depend on others come after them, and the one group would wait for all.
-    jobs = value_at(draft.main, ("spec", "replicatedJobs"))
-    if value_at(draft.main, _STARTUP_ORDER) != "AnyOrder" or any(job.get("dependsOn") for job in jobs):
+    if not starts_in_any_order(draft.main):
         raise Refused(
             f"{gang.name}: KAI starts replicated Jobs together only if they may start in any order",
-            nearest_fix=f"set {'.'.join(_STARTUP_ORDER)} to AnyOrder without dependsOn,"
+            nearest_fix=f"set {'.'.join(STARTUP_ORDER)} to AnyOrder without dependsOn,"
             f" or use --render affinity",
         )
 

@@ -11,12 +11,11 @@ own. The state of a mesh comes from the annotation that each daemon writes on it
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import claim_consumers, is_allocated
-from rackloom.core.cluster.domain_objects import DaemonMesh, claimed_domain_uid, readable_compute_domains
+from rackloom.core.cluster.domain_objects import claimed_domain_uid, daemon_mesh, readable_compute_domains
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -26,7 +25,6 @@ from rackloom.core.cluster.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     Object,
     ResourceKind,
-    annotations_of,
     controller_of,
     created_at,
     has_pod_ended,
@@ -38,15 +36,13 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import (
     claim_templates,
-    is_gated,
+    gates_of,
     node_of,
     refers_to_claims,
     runs_imex_daemon,
 )
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
-from rackloom.errors import Undecodable
-from rackloom.runtime.foreign_text import decode_json
 
 V = TypeVar("V")
 ListReader = Callable[[ResourceKind], Awaitable[list[Object]]]
@@ -116,7 +112,7 @@ def _pod(obj: Object) -> PodRecord:
         node=node_of(obj),
         owner=controller_title(obj),
         since=created_at(obj),
-        gated=is_gated(obj),
+        gated=bool(gates_of(obj)),
         templates=claim_templates(obj),
         claims=named_pod_claims(obj),
     )
@@ -129,10 +125,7 @@ def controller_title(pod: Object) -> str:
 
 
 def _daemon(pod: Object) -> ImexMeshRecord:
-    text, mesh = annotations_of(pod).get(names.MESH_ANNOTATION), None
-    if text is not None:
-        with suppress(Undecodable):
-            mesh = decode_json(text, names.MESH_ANNOTATION, DaemonMesh)
+    mesh = daemon_mesh(pod)
     return ImexMeshRecord(
         domain=labels_of(pod).get(names.COMPUTE_DOMAIN_LABEL, ""),
         node=node_of(pod),

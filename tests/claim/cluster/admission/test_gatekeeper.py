@@ -4,13 +4,13 @@ import asyncio
 import random
 
 import pytest
-from tests.claim.cluster.admission.gate_site import site
+from tests.claim.cluster.admission.gate_site import pod, site
 
 from rackloom.claim.cluster.admission.gates import TOO_EARLY_REASON
 from rackloom.claim.kube.api import Rejected
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import EVENT, POD
-from rackloom.core.cluster.pods import CHANNEL_CONDITION, TEMPLATE_GATE
+from rackloom.core.cluster.pods import CHANNEL_CONDITION, TEMPLATE_GATE, WATCHED_LABEL
 from rackloom.lab.virtual import event_loop
 
 
@@ -80,6 +80,24 @@ def test_in_channel_mode_early_pods_stay_and_are_told_and_later_ones_share_the_c
             assert not late["spec"].get("schedulingGates")
 
     event_loop.run_simulation(3, run)
+
+
+def test_a_pod_that_cannot_be_read_holds_up_no_other():
+    """A later Kubernetes may know more than this program, such as another operator of tolerations."""
+
+    async def run():
+        async with site(4) as found:
+            odd = pod("odd", labels={WATCHED_LABEL: "true"}, tolerations=[{"key": "z", "operator": "Near"}])
+            admission, found.kube.admission[:] = list(found.kube.admission), []
+            await found.user.create(POD, odd)
+            found.kube.admission[:] = admission
+            await found.create_pods("a", "b")
+            await found.create_template(await found.create_domain())
+            async with asyncio.timeout(60):
+                while len(await found.cliques()) < 2:
+                    await asyncio.sleep(0.1)
+
+    event_loop.run_simulation(1, run)
 
 
 def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again():

@@ -192,8 +192,9 @@ def test_a_gang_keeps_off_trays_whose_pods_it_keeps_apart_from():
     run(story)
 
 
-def near(key, **labels):
-    term = {"topologyKey": key, "labelSelector": {"matchLabels": labels}}
+def near(key, among=None, **labels):
+    """Pods with labels, in namespaces that a selector selects: an empty one selects all."""
+    term = {"topologyKey": key, "labelSelector": {"matchLabels": labels}, "namespaceSelector": among}
     return {"affinity": {"podAffinity": {REQUIRED: [term]}}}
 
 
@@ -207,6 +208,7 @@ def apart_by(key):
     [
         (near("zone", job="big"), "podAffinity by zone"),
         (near(names.GPU_CLIQUE_LABEL, app="other"), "not of the gang alone"),
+        (near(names.GPU_CLIQUE_LABEL, among={}, **{GANG_LABEL: "big"}), "not of the gang alone"),
         (apart_by("zone"), "podAntiAffinity by zone"),
         (spread(key="zone"), "topologySpreadConstraints by zone"),
         (spread(skew=2), "maxSkew 2"),

@@ -80,7 +80,7 @@ def test_ten_thousand_configs_are_understood_or_refused():
             OpaqueConfig(source="FromClaim", requests=rng.choice(((), ("r",))), parameters=written(rng))
             for _ in range(rng.randrange(1, 3))
         )
-        result = AllocatedDevice(request="r", pool="n", device=rng.choice(("gpu-0", "mig-0")))
+        result = AllocatedDevice(driver="d", request="r", pool="n", device=rng.choice(("gpu-0", "mig-0")))
         ref = ClaimRef(namespace="d", name="c", uid="u")
         claim = AllocatedClaim(ref=ref, results=(result,), configs=configs, fingerprint="f")
         try:

@@ -81,7 +81,7 @@ def test_a_share_takes_no_settings_of_the_whole_gpu(strategy):
     }
     asked = AllocatedClaim(
         ref=ClaimRef(namespace="d", name="c", uid="u"),
-        results=(AllocatedDevice(request="r", pool="n", device="gpu-0", share_id="s"),),
+        results=(AllocatedDevice(driver="d", request="r", pool="n", device="gpu-0", share_id="s"),),
         configs=(OpaqueConfig(source="FromClaim", requests=(), parameters=config),),
         fingerprint="f",
     )

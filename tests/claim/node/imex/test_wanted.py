@@ -20,7 +20,7 @@ DAEMON = {"apiVersion": names.API_VERSION, "kind": "ComputeDomainDaemonConfig", 
 
 
 def claim(*parameters, device="channel-0", pool="n1", namespace="team", count=1, of_pod=None):
-    result = AllocatedDevice(request="r/first", pool=pool, device=device)
+    result = AllocatedDevice(driver="d", request="r/first", pool=pool, device=device)
     return AllocatedClaim(
         ref=ClaimRef(namespace=namespace, name="c", uid="u"),
         results=(result,) * count,

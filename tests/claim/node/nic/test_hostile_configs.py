@@ -122,7 +122,7 @@ ACCEPTED = st.fixed_dictionaries(
     },
 )
 HOST = LinkSettings(name="nic0", addresses=("10.9.0.2/24",))
-RESULT = AllocatedDevice(request="r", pool="n", device="nic0")
+RESULT = AllocatedDevice(driver="d", request="r", pool="n", device="nic0")
 
 
 def asked(parameters):

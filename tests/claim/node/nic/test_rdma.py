@@ -79,7 +79,7 @@ def test_a_pod_gets_the_character_devices_of_its_own_hca_only(machine):
 
 
 def test_containerd_makes_the_character_devices_of_a_pod(machine, tmp_path, read_specs):
-    result = AllocatedDevice(request="r", pool="p", device="eth1")
+    result = AllocatedDevice(driver="d", request="r", pool="p", device="eth1")
     edits = ContainerEdits(device_nodes=rdma.rdma_device_nodes(machine, "mlx5_1"))
     device = PreparedDevice(result=result, kind="nic", edits=edits)
     cdi = CdiDirectory(tmp_path / "cdi", "dra.net")

@@ -219,7 +219,7 @@ def test_a_mig_device_is_taken_over():
             imex_claim(
                 "u", "channel", status={"allocation": {"devices": {"results": [{"driver": IMEX_DRIVER}]}}}
             ),
-            "its status cannot be read: KeyError('request')",
+            "its status cannot be read: ValidationError('Object missing required field `pool` - at `$[0]`')",
         ),
     ],
 )

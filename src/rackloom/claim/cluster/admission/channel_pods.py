@@ -1,4 +1,4 @@
-"""How a new pod that claims an IMEX channel is changed, and what it is warned about; idempotent.
+"""How a new pod that claims an IMEX channel is changed, and its warnings; idempotent.
 
 - In channel mode all pods of a ComputeDomain share one claim: the template reference becomes that
   claim's name.

@@ -34,6 +34,7 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
     add_operation,
     version_of,
+    webhook_authorities,
 )
 
 WEBHOOK_NAME = "rackloom-webhook"
@@ -98,10 +99,10 @@ class CertificateIssuer:
         configuration = await self._api.get(kind, WEBHOOK_NAME)
         bundle = base64.b64encode(trusted).decode()
         operations: list[PatchOperation] = []
-        for index, hook in enumerate(configuration.get("webhooks") or ()):
-            if hook["clientConfig"].get("caBundle") != bundle:
+        for index, (name, present) in enumerate(webhook_authorities(configuration)):
+            if present != bundle:
                 path = f"/webhooks/{index}"
-                operations.append({"op": "test", "path": f"{path}/name", "value": hook["name"]})
+                operations.append({"op": "test", "path": f"{path}/name", "value": name})
                 operations.append(add_operation(f"{path}/clientConfig/caBundle", bundle))
         if operations:
             await self._api.patch(kind, WEBHOOK_NAME, None, tuple(operations))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+import structlog
 
 from rackloom.claim.cluster.admission.channel_pods import (
     ClaimTemplateState,
@@ -57,14 +58,18 @@ from rackloom.core.cluster.objects import (
     POD,
     RESOURCE_CLAIM_TEMPLATE,
     Object,
+    full_name,
     has_pod_ended,
     has_same_spec,
     is_being_deleted,
+    labels_of,
+    namespace_of,
 )
 from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
     GANG_LABEL,
     SIZE_ANNOTATION,
+    TEMPLATE_GATE,
     WATCHED_LABEL,
     ClaimObject,
     ClaimTemplateObject,
@@ -72,11 +77,15 @@ from rackloom.core.cluster.pods import (
     PodObject,
     add_gate,
     channel_label,
+    claim_templates,
     decode_object,
+    gates_of,
 )
 from rackloom.core.domains.network_config import decode_network_config
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
 from rackloom.errors import Refused
+
+log = structlog.get_logger(__name__)
 
 # Strict validation of opaque device configs.
 
@@ -204,11 +213,15 @@ class AdmissionCache(CacheSet):
         return self._live_pods(_GATED_IN, namespace)
 
     def _live_pods(self, index: str, value: str) -> tuple[PodObject, ...]:
-        return tuple(
-            decode_object(pod, PodObject)
-            for pod in self.by(POD, index, value)
-            if not has_pod_ended(pod) and not is_being_deleted(pod)
-        )
+        live = []
+        for pod in self.by(POD, index, value):
+            if has_pod_ended(pod) or is_being_deleted(pod):
+                continue
+            try:
+                live.append(decode_object(pod, PodObject))
+            except Refused as refused:
+                log.warning("webhook.unreadable", pod=full_name(pod), why=refused.reason)
+        return tuple(live)
 
     async def context_of(self, namespace: str, pod: PodObject) -> PodContext:
         """The templates and groups of a new pod, also those that the cache lacks. Raises KubeError."""
@@ -256,14 +269,12 @@ def _promised_templates(obj: Object) -> Iterable[str]:
 
 
 def _channel_keys(obj: Object) -> Iterable[str]:
-    pod = decode_object(obj, PodObject)
-    labels = {channel_label(name) for name in pod.templates} | {pod.labels.get(CHANNEL_LABEL, "")}
-    return [f"{pod.metadata.namespace}/{label}" for label in sorted(labels) if label]
+    labels = {*map(channel_label, claim_templates(obj).values()), labels_of(obj).get(CHANNEL_LABEL, "")}
+    return [f"{namespace_of(obj)}/{label}" for label in sorted(labels) if label]
 
 
 def _gated_namespaces(obj: Object) -> Iterable[str]:
-    pod = decode_object(obj, PodObject)
-    return () if pod.gate_index is None else (pod.metadata.namespace or "",)
+    return (namespace_of(obj) or "",) if TEMPLATE_GATE in gates_of(obj) else ()
 
 
 # The paths.

@@ -47,7 +47,7 @@ from rackloom.core.cluster.objects import (
     title_of,
     uid_of,
 )
-from rackloom.core.cluster.pods import TEMPLATE_GATE, PodObject, decode_object
+from rackloom.core.cluster.pods import TEMPLATE_GATE, gates_of
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 
 _NAMED_ALIKE = frozenset({"admissionregistration.k8s.io", "rbac.authorization.k8s.io"})
@@ -140,8 +140,7 @@ def _reasons(inventory: ClusterInventory) -> Iterator[tuple[UninstallPhase | Non
     for pod in inventory.all(POD):
         if is_being_deleted(pod) or has_pod_ended(pod):
             continue
-        gates = {gate.name for gate in decode_object(pod, PodObject).spec.scheduling_gates or ()}
-        gate = next((name for name in (GANG_GATE, TEMPLATE_GATE) if name in gates), None)
+        gate = next((name for name in (GANG_GATE, TEMPLATE_GATE) if name in gates_of(pod)), None)
         gang = gang_key_of(pod)
         if gate is not None:
             yield first, pod, f"waits at the gate {gate}, which nobody would open"

@@ -25,7 +25,7 @@ from rackloom.claim.cluster.uninstall.inventory import (
 )
 from rackloom.claim.cluster.uninstall.plan import UninstallPlan, UninstallStep, build_uninstall_plan
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.cluster.claims import claim_consumers
+from rackloom.core.cluster.claims import allocated_devices, claim_consumers
 from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -47,7 +47,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ObjectWrite,
     ResourceKind,
-    allocated_devices,
     namespace_of,
 )
 from rackloom.core.cluster.pods import GANG_LABEL, WATCHED_LABEL
@@ -341,7 +340,7 @@ def _namespaces_of_claims(claims: Iterable[Object]) -> set[str]:
         namespace
         for claim in claims
         if claim_consumers(claim)
-        and any(device["driver"] in PLUGINS for device in allocated_devices(claim))
+        and any(device.driver in PLUGINS for device in allocated_devices(claim))
         and (namespace := namespace_of(claim))
     }
 

@@ -22,7 +22,13 @@ from typing import Any
 import msgspec
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.claims import ClaimConsumer, claim_consumers, class_selectors
+from rackloom.core.cluster.claims import (
+    AllocatedDevice,
+    ClaimConsumer,
+    allocated_devices,
+    claim_consumers,
+    class_selectors,
+)
 from rackloom.core.cluster.domain_objects import claimed_domain_uid
 from rackloom.core.cluster.nodes import slice_pool
 from rackloom.core.cluster.objects import (
@@ -41,7 +47,6 @@ from rackloom.core.cluster.objects import (
     SECRET,
     Object,
     ResourceKind,
-    allocated_devices,
     annotations_of,
     field_managers,
     finalizers_of,
@@ -322,7 +327,7 @@ class ClusterInventory:
 
     def _uses_of(self, claim: Object) -> Iterator[DeviceHolder]:
         devices = filter(self._is_published, allocated_devices(claim))
-        pools = {device["driver"]: device["pool"] for device in devices}
+        pools = {device.driver: device.pool for device in devices}
         for pod in filter(None, map(self._holder, claim_consumers(claim))):
             for driver, pool in pools.items():
                 is_channel = driver == names.IMEX_DRIVER
@@ -334,11 +339,10 @@ class ClusterInventory:
                     clique=names.clique_of_pool(pool) if is_channel else None,
                 )
 
-    def _is_published(self, result: Mapping[str, Any]) -> bool:
+    def _is_published(self, device: AllocatedDevice) -> bool:
         """Whether a device is ours; without its slice, unless another program serves the driver now."""
-        driver = result["driver"]
-        if_gone = driver not in self.foreign_drivers
-        return driver in PLUGINS and self._pools.get((driver, result["pool"]), if_gone)
+        if_gone = device.driver not in self.foreign_drivers
+        return device.driver in PLUGINS and self._pools.get((device.driver, device.pool), if_gone)
 
     @cached_property
     def _pools(self) -> dict[tuple[str, str], bool]:

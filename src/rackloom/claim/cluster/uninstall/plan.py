@@ -74,7 +74,7 @@ from rackloom.core.cluster.objects import (
     title_of,
     uid_of,
 )
-from rackloom.core.cluster.pods import PodObject, decode_object
+from rackloom.core.cluster.pods import node_of
 from rackloom.core.domains.observe import take_domain_snapshot, with_secrets
 from rackloom.core.domains.owned import teardown_writes
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
@@ -349,7 +349,7 @@ def _why_it_waits(kind: ResourceKind, obj: Object) -> str:
             "; ".join(message for message in messages.values() if message) or "its content is being deleted"
         )
     if kind == POD:
-        node = decode_object(obj, PodObject).spec.node_name
+        node = node_of(obj) or None
         forced = f"kubectl delete pod --force -n {namespace_of(obj)} {name_of(obj)}"
         return f"node {node} has not ended it; if that node is lost: {forced}"
     held = ", ".join(finalizers_of(obj)) or "its dependents"

@@ -146,8 +146,12 @@ class StatusWriter:
 def _device_status(
     nic: PreparedNic, outcome: StatusOutcome, lease: LeaseStatus | None, pool: str, now: float
 ) -> Object:
-    status: Object = {"driver": STATUS_MANAGER, "pool": pool, "device": nic.device}
-    status["conditions"] = _conditions(nic, outcome, lease, metav1_time(now))
+    status: Object = {
+        "driver": STATUS_MANAGER,
+        "pool": pool,
+        "device": nic.device,
+        "conditions": _conditions(nic, outcome, lease, metav1_time(now)),
+    }
     if isinstance(outcome, AttachedLink) and outcome.name:
         status["networkData"] = {"interfaceName": outcome.name, "ips": list(outcome.addresses)}
         if outcome.mac is not None:

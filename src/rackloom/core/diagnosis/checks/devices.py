@@ -35,8 +35,8 @@ from rackloom.core.diagnosis.index import (
     blocking_taints,
 )
 from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
     DeviceRecord,
+    DeviceUse,
     NodeRecord,
     PoolRecord,
     grouped,
@@ -107,12 +107,12 @@ class Relocation:
             if device is not None and device.node == node and not blocking_taints(device.taints)
         )
 
-    def _kind(self, use: AllocatedDevice) -> str:
+    def _kind(self, use: DeviceUse) -> str:
         device = self._index.device(use.device_id)
         return _KIND_OF_WITHDRAWN.get(use.driver, "") if device is None else device.kind
 
     @cached_property
-    def _uses_of(self) -> Mapping[str, list[AllocatedDevice]]:
+    def _uses_of(self) -> Mapping[str, list[DeviceUse]]:
         return grouped((pod, use) for use in self._index.snapshot.uses for pod in use.pods)
 
     @cached_property
@@ -159,7 +159,7 @@ The XIDs are those of NVIDIA's catalogue. Its other actions need a person, so th
 """
 
 
-def repair_command(device: DeviceRecord, use: AllocatedDevice | None, relocation: Relocation) -> str:
+def repair_command(device: DeviceRecord, use: DeviceUse | None, relocation: Relocation) -> str:
     """The fix of a device with a taint."""
     # Only DeviceTaintRules keep pods off it, and not its driver.
     if device.rules and len(blocking_taints(device.taints)) == len(device.rules):
@@ -175,18 +175,18 @@ def repair_command(device: DeviceRecord, use: AllocatedDevice | None, relocation
     return _repair_in_place(device, use, relocation)
 
 
-def delete_pods_command(use: AllocatedDevice) -> str:
+def delete_pods_command(use: DeviceUse) -> str:
     """Commands that delete the pods that use a device; empty where there is none."""
     return " && ".join(f"kubectl -n {pod.replace('/', ' delete pod ')}" for pod in use.pods)
 
 
-def no_place_reason(use: AllocatedDevice, node: str, relocation: Relocation) -> str:
+def no_place_reason(use: DeviceUse, node: str, relocation: Relocation) -> str:
     """Why the pods that use the device find no other place, in words."""
     cliques = sorted({clique for pod in use.pods if (clique := relocation.clique_of(pod, node))})
     return f"no free tray in the clique {', '.join(cliques)}" if cliques else "no other node has as much free"
 
 
-def _repair_in_place(device: DeviceRecord, use: AllocatedDevice, relocation: Relocation) -> str:
+def _repair_in_place(device: DeviceRecord, use: DeviceUse, relocation: Relocation) -> str:
     """Cordon the node, delete the pods, then repair the device.
 
     The order matters: without the cordon the node would accept the recreated pods until it restarts.
@@ -272,9 +272,9 @@ def check_gone_nodes(nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]) -
 class DeviceFaults(NamedTuple):
     """Devices of a part of the site whose fix depends on what is free in all of it."""
 
-    tainted: tuple[tuple[DeviceRecord, AllocatedDevice | None], ...]
+    tainted: tuple[tuple[DeviceRecord, DeviceUse | None], ...]
     """Those that a taint keeps workloads off, each with its allocation."""
-    unpublished: tuple[AllocatedDevice, ...]
+    unpublished: tuple[DeviceUse, ...]
     """Allocations of devices that this part does not publish."""
 
 
@@ -303,7 +303,7 @@ def check_devices(faults: Sequence[DeviceFaults], index: SnapshotIndex) -> Itera
 
 
 def _tainted_device(
-    device: DeviceRecord, use: AllocatedDevice | None, index: SnapshotIndex, relocation: Relocation
+    device: DeviceRecord, use: DeviceUse | None, index: SnapshotIndex, relocation: Relocation
 ) -> Finding:
     taints, rules = blocking_taints(device.taints), list(device.rules)
     published = taints[: len(taints) - len(rules)]
@@ -332,7 +332,7 @@ def _tainted_device(
     )
 
 
-def _missing_device(use: AllocatedDevice, relocation: Relocation) -> Finding:
+def _missing_device(use: DeviceUse, relocation: Relocation) -> Finding:
     namespace, _, name = use.claim.partition("/")
     # Recreate its pods where other devices are free. Elsewhere the device must come back first.
     fix = f"kubectl -n {namespace} delete resourceclaim {name}"

@@ -28,7 +28,6 @@ from rackloom.core.allocate.objects import (
     DeviceClass,
     Node,
     NodeSelector,
-    ObjectMeta,
     ResourceClaim,
     ResourceSlice,
 )
@@ -42,6 +41,7 @@ from rackloom.core.cluster.scheduling import (
     PODS_RESOURCE,
     ResourceAmounts,
     allocatable_of_node,
+    allocator_node,
     is_node_selected,
     pod_requests,
     required_terms,
@@ -366,12 +366,6 @@ def _noted(known: dict[ObjectKey, T], key: ObjectKey, value: T | None) -> bool:
 
 
 # Filters: labels, taints and pod affinity.
-
-
-def allocator_node(node: Object) -> Node:
-    """The part of a node that selectors read."""
-    metadata = node["metadata"]
-    return Node(metadata=ObjectMeta(name=metadata["name"], labels=metadata.get("labels") or {}))
 
 
 def is_tolerated(spec: Mapping[str, Any], node: Object) -> bool:
