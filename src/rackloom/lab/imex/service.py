@@ -404,7 +404,7 @@ def main() -> int:
         log("INFO", "IMEX version 0.0.0-stand-in is running with the following configuration options:")
         for name, value in settings.options.items():
             log("INFO", f"{name} = {value}")
-        asyncio.run(ImexService(settings, log).run())
+        asyncio.run(_serve(settings, log))
     except ImexRefusal as refusal:
         for line in refusal.args:
             log("ERROR", line)
@@ -413,6 +413,11 @@ def main() -> int:
         log("ERROR", str(error))
         return EXIT_REFUSED
     return 0
+
+
+async def _serve(settings: ImexOptions, log: LogLine) -> None:
+    # The service reads the clock of the loop when it is made.
+    await ImexService(settings, log).run()
 
 
 if __name__ == "__main__":
