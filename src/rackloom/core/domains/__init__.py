@@ -1,7 +1,7 @@
-"""ComputeDomains as values: names, objects, clique membership, CRDs and opaque device configurations.
+"""ComputeDomains: clique membership, conditions, manifests, quota, and the definitions of both objects.
 
-`names` holds labels, annotations, classes and limits; `compute_domain` and `clique` the two objects;
-`crds` their definitions; `quota` the Workload of Kueue that counts one; `device_configs` the configs of the
-IMEX and GPU drivers; `network_config` that of the network driver; `imex_settings` what operators may set of
-nvidia-imex.
+`core.cluster.domain_objects` reads the objects. `core.cluster.names` holds labels, annotations and limits.
+`observe` takes a snapshot of one domain (`snapshot`), and `reconcile` decides from it. `crds` has the
+definitions, `quota` the Workload of Kueue that counts a domain, `network_config` the config of the network
+driver, and `imex_settings` the settings of nvidia-imex that operators may choose.
 """
