@@ -5,7 +5,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.runtime.yaml_events import YamlReader, line_of_field
+from rackloom.errors import Refused
+from rackloom.runtime.yaml_events import YamlReader, _plain_value, line_of_field
 
 
 class Loader(yaml.CSafeLoader):
@@ -93,6 +94,54 @@ def test_what_pyyaml_writes_is_read_back(value):
 def test_texts_at_the_edge(text, values):
     found = outcome(lambda text: list(YamlReader("f").documents(text)), text)
     assert found == (values if isinstance(values, str) else repr(values))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1" + ":59" * 400 + ".5",
+        "a: !!bool maybe",
+        "a: !!int",
+        'a: !!float ""',
+        "a: !!timestamp x",
+        "a: 0x" + "f" * 6000,
+        "a: !!int " + "1" * 6000,
+    ],
+)
+def test_a_value_that_cannot_be_made_is_an_error_of_the_contract(text):
+    with pytest.raises((yaml.YAMLError, ValueError)):
+        list(YamlReader("f").documents(text))
+
+
+def test_aliases_do_not_nest_beyond_the_bound():
+    lines = ["a0: &a0 " + "[" * 60 + "1" + "]" * 60, "a1: [" * 1 + "[" * 60 + "*a0" + "]" * 60 + "]"]
+    with pytest.raises(Refused, match="f:2: more than 100 fields"):
+        list(YamlReader("f").documents("\n".join(lines)))
+
+
+def test_a_merge_key_is_text_where_it_is_named_as_a_value():
+    (found,) = YamlReader("f").documents("a: {&m <<: {b: 1}}\nc: *m\n")
+    assert found == {"a": {"b": 1}, "c": "<<"}
+
+
+def test_many_merges_cost_their_keys():
+    """Each merge once copied the whole mapping."""
+    text = "".join(f"k{number}: 1\n" for number in range(20_000)) + "<<: {}\n" * 20_000
+    (found,) = YamlReader("f").documents(text)
+    assert len(found) == 20_000
+
+
+def test_long_texts_are_not_remembered():
+    list(YamlReader("f").documents("a: " + "x" * 10_000))
+    before = _plain_value.cache_info().currsize
+    list(YamlReader("f").documents("a: " + "y" * 10_000))
+    assert _plain_value.cache_info().currsize <= before + 1
+
+
+def test_a_text_with_an_anchor_twice_has_a_line():
+    text = "a: &x 1\nb: &x 2\nc: 3"
+    assert list(YamlReader("f").documents(text)) == [{"a": 1, "b": 2, "c": 3}]
+    assert line_of_field(text, 0, ("c",)) == 1
 
 
 def test_a_line_is_that_of_the_field_or_of_the_nearest_around_it():

@@ -9,9 +9,9 @@ has none and a date in an annotation is text. A collection has no tag but `!!map
 multiply what they repeat, so they are counted. The bound is for a whole text, an anchor for one document.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import yaml
@@ -22,6 +22,9 @@ from rackloom.runtime.foreign_text import MAX_DEPTH
 
 MAX_ALIASED_NODES = 100_000
 """Nodes that aliases add to a text. `kubectl` writes no alias; by hand few are written."""
+_LONGEST_REMEMBERED = 256
+_LONGEST_NUMBER = 400
+"""Characters. Python reads and prints longer numbers in quadratic time, or not at all."""
 _TAG = "tag:yaml.org,2002:"
 _NO_KEY: Any = object()
 _MERGE: Any = object()
@@ -42,6 +45,16 @@ class _Open(msgspec.Struct):
     """Of a mapping: the key whose value comes next."""
     merged: list[Any] = []
     """Of a mapping: the values behind `<<`."""
+    height: int = 0
+    """Levels of collections inside it, also of those that aliases name."""
+
+
+class _Anchored(NamedTuple):
+    """A value that an alias may name."""
+
+    value: Any
+    nodes: int
+    height: int
 
 
 class YamlReader:
@@ -53,8 +66,7 @@ class YamlReader:
         """So far, with those that aliases repeat."""
         self._repeated = 0
         self._open: list[_Open] = []
-        self._anchored: dict[str, tuple[Any, int]] = {}
-        """By anchor: the value, and the number of its nodes."""
+        self._anchored: dict[str, _Anchored] = {}
 
     def documents(self, text: str) -> Iterator[Any]:
         """The documents in order, None for an empty one.
@@ -68,33 +80,37 @@ class YamlReader:
                     self._nodes += 1
                     value = self._scalar(event)
                     if event.anchor:
-                        self._anchored[event.anchor] = value, 1
-                    self._put(event, value)
+                        written = "<<" if value is _MERGE else value
+                        self._anchored[event.anchor] = _Anchored(written, 1, 0)
+                    self._put(event, value, 0)
                 case yaml.CollectionStartEvent():
                     self._begin(event)
                 case yaml.CollectionEndEvent():
                     ended = self._open.pop()
-                    value = ended.value
+                    value, height = ended.value, ended.height + 1
                     # Written keys win over merged ones, and of merged mappings the first wins.
                     for merged in ended.merged:
-                        value |= merged | value
+                        for key, item in merged.items():
+                            value.setdefault(key, item)
                     if ended.anchor:
-                        self._anchored[ended.anchor] = value, self._nodes - ended.nodes_before
-                    self._put(event, value)
+                        nodes = self._nodes - ended.nodes_before
+                        self._anchored[ended.anchor] = _Anchored(value, nodes, height)
+                    self._put(event, value, height)
                 case yaml.AliasEvent():
-                    value = self._repeat(event)
-                    self._put(event, value)
+                    value, _, height = self._repeat(event)
+                    self._put(event, value, height)
                 case yaml.DocumentStartEvent():
                     self._anchored.clear()
                     value = None
                 case yaml.DocumentEndEvent():
                     yield value
 
-    def _put(self, event: yaml.Event, value: Any) -> None:
+    def _put(self, event: yaml.Event, value: Any, height: int) -> None:
         """Put a finished value into the collection around it."""
         if not self._open:
             return
         around = self._open[-1]
+        around.height = max(around.height, height)
         if isinstance(around.value, list):
             around.value.append(value)
         elif around.key is _NO_KEY:
@@ -105,7 +121,7 @@ class YamlReader:
             mappings = value if isinstance(value, list) else [value]
             if not all(isinstance(mapping, dict) for mapping in mappings):
                 raise _wrong(event, "expected a mapping to merge")
-            around.merged = [*around.merged, *mappings]
+            around.merged.extend(mappings)
             around.key = _NO_KEY
         else:
             around.value[around.key] = value
@@ -121,7 +137,11 @@ class YamlReader:
             is_key = (
                 bool(self._open) and isinstance(self._open[-1].value, dict) and self._open[-1].key is _NO_KEY
             )
-            return _MERGE if is_key and event.value == "<<" else _plain_value(event.value)
+            if is_key and event.value == "<<":
+                return _MERGE
+            # Long texts are rare and would fill the memory of `_plain_value`.
+            short = len(event.value) <= _LONGEST_REMEMBERED
+            return _plain_value(event.value) if short else _read_plain(event.value)
         except ConstructorError as error:
             raise _wrong(event, error.problem) from error
 
@@ -134,18 +154,20 @@ class YamlReader:
         if len(self._open) > MAX_DEPTH:
             self._refuse(event, f"more than {MAX_DEPTH} fields inside each other", "nest fewer")
 
-    def _repeat(self, event: yaml.AliasEvent) -> Any:
+    def _repeat(self, event: yaml.AliasEvent) -> _Anchored:
         if any(opened.anchor == event.anchor for opened in self._open):
             self._refuse(event, f"*{event.anchor} is inside what it names", "write out what is meant")
         if event.anchor not in self._anchored:
             raise _wrong(event, f"found undefined alias {event.anchor!r}")
-        value, size = self._anchored[event.anchor]
-        self._nodes += size
-        self._repeated += size
+        found = self._anchored[event.anchor]
+        self._nodes += found.nodes
+        self._repeated += found.nodes
+        if len(self._open) + found.height > MAX_DEPTH:
+            self._refuse(event, f"more than {MAX_DEPTH} fields inside each other", "nest fewer")
         if self._repeated > MAX_ALIASED_NODES:
             reason = f"aliases repeat more than {MAX_ALIASED_NODES} fields and items"
             self._refuse(event, reason, "write out what is meant, or name less by an alias")
-        return value
+        return found
 
     def _refuse(self, event: yaml.Event, reason: str, fix: str) -> None:
         raise Refused(f"{self._file}:{_line(event)}: {reason}", nearest_fix=fix)
@@ -159,8 +181,7 @@ def _line(at: yaml.Event | yaml.Node) -> int:
     return 1 if at.start_mark is None else at.start_mark.line + 1
 
 
-@lru_cache(1 << 16)
-def _plain_value(text: str) -> Any:
+def _read_plain(text: str) -> Any:
     """The value of a scalar without quotes: a number, a truth value, null, or text."""
     for tag, pattern in (*_RESOLVERS.get(text[:1], ()), *_RESOLVERS.get(None, ())):
         if pattern.match(text):
@@ -168,8 +189,16 @@ def _plain_value(text: str) -> Any:
     return text
 
 
+_plain_value = lru_cache(1 << 16)(_read_plain)
+
+
 def _constructed(tag: str, text: str) -> Any:
-    return SafeConstructor().construct_object(yaml.ScalarNode(tag, text), deep=True)
+    if tag in (f"{_TAG}int", f"{_TAG}float") and len(text) > _LONGEST_NUMBER:
+        raise ValueError(f"a number has {len(text)} characters")
+    try:
+        return SafeConstructor().construct_object(yaml.ScalarNode(tag, text), deep=True)
+    except (LookupError, AttributeError, ArithmeticError, TypeError) as error:
+        raise ValueError(f"{text[:40]!r} is no {tag.removeprefix(_TAG)}") from error
 
 
 # Lines.
@@ -179,15 +208,13 @@ def line_of_field(text: str, document: int, path: Iterable[str | int]) -> int:
     """The line (from 1) of a field, or of the nearest field around it that a document has.
 
     The nodes of the whole text are composed, which is slow: call it for an error. The text must have been
-    read before, which bounds its depth.
+    read before, which bounds its depth. The line is 1 if the composer refuses the text: unlike
+    `YamlReader`, it accepts no anchor twice.
     """
-    loader = yaml.CSafeLoader(text)
-    try:
-        for _ in range(document + 1):
-            loader.check_node()
-            node: yaml.Node = cast(Any, loader.get_node())
-    finally:
-        loader.dispose()
+    roots = _composed(text)
+    if document >= len(roots):
+        return 1
+    node = roots[document]
     line = _line(node)
     for step in path:
         if isinstance(node, yaml.MappingNode):
@@ -203,3 +230,12 @@ def line_of_field(text: str, document: int, path: Iterable[str | int]) -> int:
         else:
             break
     return line
+
+
+@lru_cache(1)
+def _composed(text: str) -> Sequence[yaml.Node]:
+    """The documents of a text. The last text is remembered: one file may have many errors."""
+    try:
+        return tuple(yaml.compose_all(text, Loader=yaml.CSafeLoader))
+    except yaml.YAMLError:
+        return ()

@@ -103,6 +103,32 @@ def test_the_api_server_prunes_no_field_of_a_recorded_gang():
     assert msgspec.convert(pruned(msgspec.to_builtins(gang), kept), Gang) == gang
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("status", {"conditions": [{"status": "True"}]}),
+        ("status", {"conditions": {}}),
+        ("spec", []),
+        ("spec", {"trays": ["a", {"name": "b"}, {"name": "c", "clique": None}]}),
+        ("spec", {"gang": 3, "plan": {"seats": 4}}),
+    ],
+)
+def test_a_record_that_somebody_changed_is_read_without_its_unreadable_parts(part, value):
+    """It is read in the index of a cache, where an exception would end the controller."""
+    found = read_record({"metadata": {"name": "g", "namespace": "n", "uid": "u"}, part: value})
+    assert (found.gang, found.plan, found.cliques, found.status.conditions) == (None, None, {}, ())
+
+
+def test_a_plan_for_a_group_that_the_gang_lacks_is_none():
+    gang = {"name": "n/g", "groups": [{"name": "w", "members": 1, "gpus": 4}]}
+    plan = {"gang": "n/g", "cliques": ["c"], "spares": [], "price": [], "reason": "r"}
+    for group, is_plan in (("w", True), ("zz", False)):
+        seats = [{"group": group, "member": 0, "tray": "t"}]
+        spec = {"gang": gang, "plan": {**plan, "seats": seats}}
+        found = read_record({"metadata": {"name": "g", "namespace": "n", "uid": "u"}, "spec": spec})
+        assert (found.plan is not None) == is_plan
+
+
 def test_a_wish_has_groups_segments_and_spares():
     annotations = {
         SIZE_ANNOTATION: "launcher=1, worker=18",

@@ -44,12 +44,12 @@ def anybodys_logical_partition_accepted(patch: pytest.MonkeyPatch) -> None:
 
 
 def everybodys_interfaces_listed(patch: pytest.MonkeyPatch) -> None:
-    def all_of_them(conn: sa.Connection, org: str, query: Any) -> Any:
-        return rest_interfaces._page(
-            conn, rest_interfaces._tenant(conn, org), instances.interface_listing(), query
-        )
+    page = rest_interfaces._page
 
-    patch.setattr(rest_interfaces, "_list_all", all_of_them)
+    def of_everybody(conn: sa.Connection, tenant: Any, visible: Any, *rest: Any) -> Any:
+        return page(conn, tenant, instances.interface_listing(), *rest)
+
+    patch.setattr(rest_interfaces, "_page", of_everybody)
 
 
 BUGS: dict[Bug, SimPlan] = {

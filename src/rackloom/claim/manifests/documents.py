@@ -9,8 +9,9 @@ Lists (`kind: List`, PodList) are unfolded into their objects. A directory is re
 
 import codecs
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from json import JSONDecoder
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,14 @@ class Source(msgspec.Struct, frozen=True):
 
     def line(self, document: int, path: FieldPath) -> int:
         """The line (from 1) of a field of a document, or of the nearest field around it that is there."""
-        text = self.content.decode()
+        text = _text_of(self.content)
         return _line_in_json(text, path) if self.is_json else line_of_field(text, document, path)
+
+
+@lru_cache(1)
+def _text_of(content: bytes) -> str:
+    # Parts of JSON that nothing reads may be no text.
+    return content.decode(errors="replace")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +151,7 @@ def parse_documents(content: bytes | str, file: str, project: Projection | None 
         raise Refused(f"{file}: a value cannot be read: {error}", nearest_fix="put it in quotes") from error
 
 
-_DECODER = JSONDecoder()
+_DECODER = JSONDecoder(parse_int=str, parse_float=str)
 _NO_SPACE = re.compile(r"[^ \t\n\r]")
 
 
@@ -152,30 +159,30 @@ def _line_in_json(text: str, path: FieldPath) -> int:
     """The line of a field of valid JSON, or of the nearest field around it that is there."""
     shown = value = _after_space(text, 1 if text.startswith("\ufeff") else 0)
     for step in path:
-        found = _member(text, value, step)
+        found = _members(text, value).get(step)
         if found is None:
             break
         shown, value = found
     return text.count("\n", 0, shown) + 1
 
 
-def _member(text: str, begin: int, step: str | int) -> tuple[int, int] | None:
-    """Where a member of the object or list at `begin` starts, and where its value does; None without it.
+@lru_cache(8)
+def _members(text: str, begin: int) -> Mapping[str | int, tuple[int, int]]:
+    """The members of the object or list at `begin`: where each starts, and where its value does.
 
-    The values before it are skipped by the decoder in C.
+    The decoder in C skips the values. Lists of the last text are remembered: one file may have many errors.
     """
-    if text[begin] != ("{" if isinstance(step, str) else "["):
-        return None
-    found = None
+    found: dict[str | int, tuple[int, int]] = {}
+    if text[begin] not in "{[":
+        return found
     at, number = _after_space(text, begin + 1), 0
     while text[at] not in "}]":
         member, key = at, number
-        if isinstance(step, str):
+        if text[begin] == "{":
             key, at = _DECODER.raw_decode(text, at)
             at = _after_space(text, _after_space(text, at) + 1)
         # The last of equal keys counts, as in the value.
-        if key == step:
-            found = member, at
+        found[key] = member, at
         _, at = _DECODER.raw_decode(text, at)
         at = _after_space(text, at)
         if text[at] == ",":
@@ -200,6 +207,9 @@ def _list_items(document: Document) -> Iterator[Document]:
         yield document
         return
     items = value.get("items")
+    # A server writes an empty list of one kind as null, too.
+    if items is None and value["kind"] != "List":
+        return
     if not isinstance(items, list):
         raise Refused(f"{document.where(('items',))}: a List has items")
     each = _item_defaults(value)
@@ -217,7 +227,10 @@ def _list_items(document: Document) -> Iterator[Document]:
 def _is_list(value: dict[str, Any]) -> bool:
     """`kind: List`, or the list of one kind (PodList) as the API serves it."""
     kind = value.get("kind")
-    return kind == "List" or (isinstance(kind, str) and kind.endswith("List") and "items" in value)
+    if kind == "List" or not isinstance(kind, str):
+        return kind == "List"
+    # A custom resource may have such a name, too, and other items.
+    return kind.endswith("List") and isinstance(value.get("items", 0), list | None)
 
 
 def _item_defaults(value: dict[str, Any]) -> dict[str, Any]:

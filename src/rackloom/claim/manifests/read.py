@@ -225,7 +225,7 @@ def manifests_of(documents: Iterable[Document]) -> Manifests:
 
 def decode_object(document: Document) -> Any:
     """The value of a document, or None for a kind that plays no part here. Refused where it is malformed."""
-    kind, version = document.value.get("kind"), str(document.value.get("apiVersion", ""))
+    kind, version = str(document.value.get("kind")), str(document.value.get("apiVersion", ""))
     if (shape := _SHAPES.get((kind, version))) is not None:
         fields = {name: document.value.get(name, {}) for name in shape.__struct_fields__}
         return _converted(document, fields, shape)
@@ -261,6 +261,6 @@ def _converted(document: Document, fields: dict[str, Any], kind: type[T]) -> T:
 
 
 def _path_of(path: str) -> FieldPath:
-    """`.spec.devices[0].name` as the names and numbers on the way; `[...]` is some key of a map."""
-    parts = re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path)
+    """`.spec.devices[0].name` as the names and numbers on the way, up to `[...]`, some key of a map."""
+    parts = re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path.partition("[...]")[0])
     return tuple(name or int(number) for name, number in parts)

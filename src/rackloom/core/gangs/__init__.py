@@ -23,7 +23,8 @@ A new field: the controller makes each GangPlan, and users declare a gang by ann
 
 - An input of users: `GangSpec` and `read_gang_spec` in `core.cluster.gang_objects`, then a field of `Gang`
   (`core.cluster.trays`), which `requests.placement_request` fills in and the search honours.
-- `spec.gang`, `spec.plan`: a field of `Gang` or `GangPlan`. The schema, reading and writing follow from it.
+- `spec.gang`, `spec.plan`: a field of `Gang` or `GangPlan`, with a default, because stored plans lack it. The
+  schema, reading and writing follow from it.
 - Beside them in `spec`: `RecordSpec`, `GangRecord`, `read_record`, and the writers (`record_plan`,
   `withdraw_plan`, `reduce_plan`) in `snapshot`.
 - `status`: a field of `GangStatus` in `snapshot`, which `reconcile.with_status` fills in. The schema, reading

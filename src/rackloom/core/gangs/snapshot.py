@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.allocate.objects import convert_object
+from rackloom.core.allocate.objects import convert_object, readable
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import (
     GANG_FINALIZER,
@@ -53,6 +53,7 @@ from rackloom.core.cluster.objects import (
     DeleteObject,
     Object,
     PatchObject,
+    conditions_of,
     created_at,
     finalizers_of,
     name_of,
@@ -171,21 +172,30 @@ class RecordSpec(msgspec.Struct, frozen=True):
 
 
 class _RecordObject(msgspec.Struct, frozen=True):
-    """A GangPlan as it is stored. A person may have changed gang and plan, so they are read apart."""
+    """A GangPlan as it is stored, perhaps under another schema, or changed by a person."""
 
-    spec: Mapping[str, Any] | None = None
+    spec: Any = None
+
+
+class _RecordStatus(msgspec.Struct, frozen=True):
     status: GangStatus | None = None
 
 
 def read_record(obj: Object) -> GangRecord:
-    """Read a GangPlan; the API server has checked it against the schema."""
-    record = convert_object(obj, _RecordObject)
-    written = record.spec or {}
-    spec = msgspec.convert({"trays": written.get("trays")}, RecordSpec)
+    """Read a GangPlan. A part that cannot be read counts as absent, since one object must stop no pass."""
+    written = msgspec.convert(obj, _RecordObject).spec
+    written = written if isinstance(written, Mapping) else {}
+    trays = written.get("trays")
     # Gang and plan are valid only together: if a person removed a part, the rest counts as no plan.
+    spec, is_placed = RecordSpec(), False
     with suppress(msgspec.ValidationError):
-        spec = msgspec.convert(written, RecordSpec)
-    is_placed = spec.gang is not None and spec.plan is not None and bool(spec.plan.seats)
+        spec = msgspec.convert({key: written.get(key) for key in ("gang", "plan")}, RecordSpec)
+    if spec.gang is not None and spec.plan is not None and spec.plan.seats:
+        is_placed = {slot.group for slot in spec.plan.seats} <= {group.name for group in spec.gang.groups}
+    try:
+        status = convert_object(obj, _RecordStatus).status or GangStatus()
+    except msgspec.ValidationError:
+        status = GangStatus(conditions=conditions_of(obj))
     return GangRecord(
         key=GangKey(namespace_of(obj) or "", name_of(obj)),
         uid=uid_of(obj),
@@ -194,8 +204,10 @@ def read_record(obj: Object) -> GangRecord:
         finalizers=tuple(finalizers_of(obj)),
         gang=spec.gang if is_placed else None,
         plan=spec.plan if is_placed else None,
-        cliques={tray.name: tray.clique for tray in spec.trays or ()},
-        status=record.status or GangStatus(),
+        cliques={
+            tray.name: tray.clique for tray in readable(trays if isinstance(trays, list) else (), _TrayClique)
+        },
+        status=status,
     )
 
 
