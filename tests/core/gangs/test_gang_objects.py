@@ -114,7 +114,7 @@ def test_the_api_server_prunes_no_field_of_a_recorded_gang():
     ],
 )
 def test_a_record_that_somebody_changed_is_read_without_its_unreadable_parts(part, value):
-    """It is read in the index of a cache, where an exception would end the controller."""
+    """The index of a cache reads it, and an exception there would end the controller."""
     found = read_record({"metadata": {"name": "g", "namespace": "n", "uid": "u"}, part: value})
     assert (found.gang, found.plan, found.cliques, found.status.conditions) == (None, None, {}, ())
 
