@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from json import JSONDecoder
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +150,6 @@ def parse_documents(content: bytes | str, file: str, project: Projection | None 
         raise Refused(f"{file}: a value cannot be read: {error}", nearest_fix="put it in quotes") from error
 
 
-_DECODER = JSONDecoder(parse_int=str, parse_float=str)
 _NO_SPACE = re.compile(r"[^ \t\n\r]")
 
 
@@ -172,6 +170,10 @@ def _members(text: str, begin: int) -> Mapping[str | int, tuple[int, int]]:
 
     The decoder in C skips the values. Lists of the last text are remembered: one file may have many errors.
     """
+    # Only an error needs the decoder, and a command starts faster without it.
+    from json import JSONDecoder
+
+    decoder = JSONDecoder(parse_int=str, parse_float=str)
     found: dict[str | int, tuple[int, int]] = {}
     if text[begin] not in "{[":
         return found
@@ -179,11 +181,11 @@ def _members(text: str, begin: int) -> Mapping[str | int, tuple[int, int]]:
     while text[at] not in "}]":
         member, key = at, number
         if text[begin] == "{":
-            key, at = _DECODER.raw_decode(text, at)
+            key, at = decoder.raw_decode(text, at)
             at = _after_space(text, _after_space(text, at) + 1)
         # The last of equal keys counts, as in the value.
         found[key] = member, at
-        _, at = _DECODER.raw_decode(text, at)
+        _, at = decoder.raw_decode(text, at)
         at = _after_space(text, at)
         if text[at] == ",":
             at = _after_space(text, at + 1)
