@@ -80,7 +80,10 @@ def _check_evidence(files: Sequence[Path], profile: str | None, slices: Sequence
 
 
 def _located_finding(document: Document, prefix: FieldPath, finding: LintFinding) -> LocatedFinding:
-    path = _as_written(document, (*prefix, *finding.path))
+    path = (*prefix, *finding.path)
+    # Requests of v1beta1 are flat in the file, without `exactly`.
+    if "exactly" in path and value_at(document.value, path[: path.index("exactly") + 1]) is None:
+        path = tuple(part for part in path if part != "exactly")
     return LocatedFinding(
         where=document.where(path),
         object=title_in_file(document.value),
@@ -89,13 +92,6 @@ def _located_finding(document: Document, prefix: FieldPath, finding: LintFinding
         why=finding.why,
         fix=finding.fix,
     )
-
-
-def _as_written(document: Document, path: FieldPath) -> FieldPath:
-    """The path in the file: requests of v1beta1 are flat, without `exactly`."""
-    if "exactly" in path and value_at(document.value, path[: path.index("exactly") + 1]) is None:
-        return tuple(part for part in path if part != "exactly")
-    return path
 
 
 def findings_page(found: Sequence[LocatedFinding]) -> str:

@@ -99,12 +99,13 @@ spec:
     assert device.capacity["memory"].value == "80Gi"
 
 
-def test_a_template_gives_one_claim_and_other_kinds_are_named(tmp_path: Path) -> None:
+def test_a_template_gives_one_claim_and_other_kinds_nothing(tmp_path: Path) -> None:
     template = CLAIM.format(version="v1", request=NESTED).replace("ResourceClaim", "ResourceClaimTemplate")
     template = template.replace("spec:\n  devices", "spec:\n spec:\n  devices")
     pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n"
     manifests = read_manifests([written(tmp_path, f"---\n{template}---\n{pod}---\n")])
     assert [claim.metadata.name for claim in manifests.claims] == ["c"]
+    assert (manifests.classes, manifests.slices, manifests.nodes) == ((), (), ())
 
 
 def test_a_list_in_json_is_unfolded(tmp_path: Path) -> None:
@@ -184,6 +185,7 @@ def test_a_directory_is_its_manifests_by_name(tmp_path: Path) -> None:
     written(tmp_path / "deeper", "x: [", "d.yaml")
     found = read_manifests([tmp_path])
     assert [claim.metadata.name for claim in found.claims] == ["from-a", "from-b", "from-c"]
+    assert (found.classes, found.slices, found.nodes) == ((), (), ())
 
 
 def test_a_directory_without_manifests_is_refused(tmp_path: Path) -> None:
@@ -220,6 +222,11 @@ def test_what_only_starts_like_json_is_yaml(text: str) -> None:
     first, *_ = parse_documents(text, "f")
     assert first.value == {"kind": "Pod"}
     assert not first.source.is_json
+
+
+def test_an_answer_that_is_no_text_is_refused() -> None:
+    with pytest.raises(Refused, match="the cluster cannot be read"):
+        parse_documents(b"a: \xff", "the cluster")
 
 
 def test_a_line_is_found_for_an_error_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

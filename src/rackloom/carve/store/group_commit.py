@@ -154,8 +154,10 @@ class CommitGroup:
             self._outcomes.append(self._timed(lambda member: self._run_member(conn, member), job))
             number += 1
             is_open = number == len(self._members) < MAX_GROUP_SIZE and self._clock() < closes
-            if is_open and (joining := self._next()) is not None:
-                self._members.append(joining)
+            if is_open:
+                orgs = frozenset(member.org for member in self._members)
+                joining = self._waiting.begin(write=self._members[0].write, group=orgs)
+                self._members += [] if joining is None else [joining]
 
     def resolve(self) -> None:
         """Tell each member its outcome: the shared commit is durable."""
@@ -169,10 +171,6 @@ class CommitGroup:
         """Tell every member that the shared transaction failed."""
         for job in self._members:
             job.result.set_exception(error)
-
-    def _next(self) -> PendingTransaction | None:
-        orgs = frozenset(member.org for member in self._members)
-        return self._waiting.begin(write=self._members[0].write, group=orgs)
 
     def _timed(self, run: Callable[[PendingTransaction], Any], job: PendingTransaction) -> Any:
         began = self._clock()

@@ -103,17 +103,15 @@ class DaemonReporter:
                 self.entered()
             self._ready = ready
         mesh = await self._read_mesh() if ready else None
-        report = self._next_report(ready, mesh)
+        # The last mesh stays in the report while the daemon is ready and shows none.
+        report = None
+        if ready:
+            report = _PodReport(mesh or (self._reported.mesh if self._reported else None), None)
+        elif self.daemon.failure:
+            report = _PodReport(None, self.daemon.failure)
         if report is not None and report != self._reported and not await self._write_report(report):
             return False
         return mesh is not None and mesh.complete
-
-    def _next_report(self, ready: bool, mesh: PeerMesh | None) -> _PodReport | None:
-        """What to report on the pod; None for no change."""
-        if ready:
-            previous = None if self._reported is None else self._reported.mesh
-            return _PodReport(mesh or previous, None)
-        return _PodReport(None, self.daemon.failure) if self.daemon.failure else None
 
     async def _write_report(self, report: _PodReport) -> bool:
         """Whether it was written. An API server that is away must not end the daemon, and jobs with it."""

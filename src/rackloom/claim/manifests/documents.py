@@ -75,11 +75,14 @@ def read_documents(path: Path, project: Projection | None = None) -> list[Docume
     if path.is_dir():
         return [document for file in _manifests_in(path) for document in read_documents(file, project)]
     try:
-        return parse_documents(path.read_bytes(), str(path), project)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            f"{path} cannot be read: {file_error_text(error)}", nearest_fix="name a YAML or JSON file"
-        ) from error
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+    return parse_documents(content, str(path), project)
+
+
+def _unreadable(file: str, error: OSError | UnicodeDecodeError) -> Refused:
+    return Refused(f"{file} cannot be read: {file_error_text(error)}", nearest_fix="name a YAML or JSON file")
 
 
 def _manifests_in(folder: Path) -> list[Path]:
@@ -116,7 +119,7 @@ def parse_documents(content: bytes | str, file: str, project: Projection | None 
     """The objects of a content, called `file` in messages. Refused with file and line.
 
     With `project`, the items of a List in JSON are decoded one by one, so that the dropped parts of an item
-    are gone before the next one comes. Raises UnicodeDecodeError if it is no text in UTF-8.
+    are gone before the next one comes.
     """
     content = content.encode() if isinstance(content, str) else content
     if content.lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith((b"{", b"[")):
@@ -133,8 +136,9 @@ def parse_documents(content: bytes | str, file: str, project: Projection | None 
         with suppress(Undecodable):
             value = decode_json(bare, file, max_bytes=len(content))
             return list(_list_items(Document(value=value, source=source, number=0)))
-    source, text = Source(file, content, is_json=False), content.decode()
+    source = Source(file, content, is_json=False)
     try:
+        text = content.decode()
         return [
             document
             for number, value in enumerate(YamlReader(file).documents(text))
@@ -146,6 +150,8 @@ def parse_documents(content: bytes | str, file: str, project: Projection | None 
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or error
         raise Refused(f"{file}{line}: not YAML: {problem}", nearest_fix="correct the line") from error
+    except UnicodeDecodeError as error:
+        raise _unreadable(file, error) from error
     except ValueError as error:
         raise Refused(f"{file}: a value cannot be read: {error}", nearest_fix="put it in quotes") from error
 

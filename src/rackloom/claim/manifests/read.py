@@ -254,13 +254,10 @@ def _converted(document: Document, fields: dict[str, Any], kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).removesuffix("`").partition(" - at `$")
         field = path.lstrip(".") or "the object"
+        # `.spec.devices[0].name` as names and numbers, up to `[...]`, some key of a map.
+        steps = re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path.partition("[...]")[0])
+        where = tuple(name or int(number) for name, number in steps)
         raise Refused(
-            f"{document.where(_path_of(path))}: {title_in_file(document.value)}, {field}: {problem}",
+            f"{document.where(where)}: {title_in_file(document.value)}, {field}: {problem}",
             nearest_fix=f"correct {field} (see the {GROUP}/v1 reference)",
         ) from error
-
-
-def _path_of(path: str) -> FieldPath:
-    """`.spec.devices[0].name` as the names and numbers on the way, up to `[...]`, some key of a map."""
-    parts = re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path.partition("[...]")[0])
-    return tuple(name or int(number) for name, number in parts)

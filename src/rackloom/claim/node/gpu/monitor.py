@@ -342,7 +342,9 @@ def published_devices(node: NodeGpus, rules: XidRules, *, partitioned: bool = Tr
         if gpu.is_partitionable and partitioned:
             found = partitionable_devices(gpu, newest.inventory, location)
         else:
-            found = _existing_devices(gpu, newest.inventory, location)
+            whole = [inventory.gpu_device(gpu, newest.inventory, location)] if gpu.is_published_whole else []
+            parts = (inventory.mig_device(gpu, mig, newest.inventory, location) for mig in gpu.migs)
+            found = (*whole, *parts)
         if gpu.pci_address in switched:
             found = tuple(drawing_unit(device, switched[gpu.pci_address]) for device in found)
         devices += [msgspec.structs.replace(device, taints=taints) for device in found]
@@ -359,11 +361,6 @@ def counter_sets(node: NodeGpus) -> tuple[CounterSet, ...]:
 
 def _switchable(node: NodeGpus) -> Mapping[str, VfioGpu]:
     return by_address(node.newest.vfio, [condition.gpu for condition in _by_minor(node.conditions)])
-
-
-def _existing_devices(gpu: NodeGpu, driver: GpuInventory, location: GpuLocation) -> tuple[Device, ...]:
-    whole = [inventory.gpu_device(gpu, driver, location)] if gpu.is_published_whole else []
-    return (*whole, *(inventory.mig_device(gpu, mig, driver, location) for mig in gpu.migs))
 
 
 def _by_minor(conditions: GpuConditions) -> list[GpuCondition]:
