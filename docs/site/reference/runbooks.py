@@ -1,4 +1,4 @@
-"""The runbooks, a page for each check: its texts (core/diagnosis/runbooks.toml), and what the check may say.
+"""The runbooks, a page for each check: its texts (core/diagnosis/runbooks.toml), and its possible results.
 
 Messages and commands are read from the calls that make the findings, in the checks. What is put into them is
 written in capitals. A text that another function makes is looked for there.

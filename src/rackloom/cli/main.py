@@ -103,7 +103,7 @@ def main() -> None:
     # Let no stranger fill the log: gRPC writes a line for each handshake that fails. It reads this when it is
     # imported, which the commands do.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Describe the command that is called or asked for help.
+    # Describe the command that is called, or whose help is requested.
     words = sys.argv[1:]
     command = app
     for word in words[1:] if words[:1] == ["help"] else words:

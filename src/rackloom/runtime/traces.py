@@ -64,7 +64,7 @@ class Traces:
         return _NOTHING
 
     def current(self) -> str | None:
-        """The place of the open span, or None without one, or where it is not sent."""
+        """The place of the open span, or None if there is none or if it is not sent."""
         return None
 
 

@@ -161,7 +161,7 @@ class FairShare:
 def plain_address(host: str) -> str:
     """The address as every listener writes it: an IPv4 address that is mapped into IPv6 as IPv4.
 
-    A listener on `::` sees its IPv4 clients like that. What is no address is returned as it is.
+    A listener on `::` sees its IPv4 clients like that. A text that is no address is returned as it is.
     """
     try:
         address = ipaddress.ip_address(host)

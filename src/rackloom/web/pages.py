@@ -499,7 +499,7 @@ class _MapPages:
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
-        # The GPU that a path names; None: the path is malformed.
+        # The GPU that a path names, or None if the path is malformed.
         address = gpu_address("-".join(str(request.path_params[name]) for name in ("rack", "tray", "gpu")))
         _, sheet, _ = await self._seen(request, viewer)
         markup, found = _chain(sheet, address)

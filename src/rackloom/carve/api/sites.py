@@ -189,7 +189,7 @@ def list_sites(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[Si
             enabled = sa.func.coalesce(site.c.capabilities[capability].as_boolean(), sa.false())
             visible = visible.where(enabled == wanted)
     shapes, total = LISTING.page(conn, visible, query)
-    # Add the numbers that the query asks for to the sites of the caller's own provider.
+    # Add the requested numbers to the sites of the caller's own provider.
     provider_id, _ = routing.provider_and_tenant(conn, caller)
     own = {shape["id"]: shape for shape in shapes if shape["infrastructureProviderId"] == provider_id}
     if query.include_machine_stats:

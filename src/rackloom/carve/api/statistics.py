@@ -265,7 +265,7 @@ router = routing.Operations()
 
 
 class HealthCounts(wire.Answer):
-    """Machines by health; those whose health is unknown are in neither number."""
+    """Machines by health. Machines of unknown health are in neither number."""
 
     healthy: int
     unhealthy: int

@@ -87,9 +87,9 @@ class FabricDriver(Protocol):
 def contradicted_gpus(claims: Mapping[int, int], partitions: Collection[ObservedPartition]) -> frozenset[int]:
     """The GPUs whose partition is uncertain. `claims`: fabric GUID -> id of the partition that the GPU names.
 
-    A GPU is contradicted when the partition that it names does not list it, or several partitions do. What
-    else these partitions hold is uncertain too: the GPU may share memory with all of them. Id 0 contradicts
-    nothing: ids begin at 1, and 0 is what a field without a value reads as (proto3).
+    A GPU is contradicted when the partition that it names does not list it, or several partitions do. The
+    other GPUs of these partitions are uncertain, too: the GPU may share memory with all of them. Id 0
+    contradicts nothing: ids begin at 1, and 0 is what a field without a value reads as (proto3).
     """
     members = {partition.id: partition.members for partition in partitions}
     denied = {

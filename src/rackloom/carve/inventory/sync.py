@@ -269,7 +269,7 @@ _MACHINES_ELSEWHERE = sa.select(machine.c.chassis_serial, machine.c.slot, machin
 
 
 def domains_sharing_hardware(conn: sa.Connection, reading: DomainObservation) -> frozenset[str]:
-    """Other domains that have machines, in the records, where `reading` lists GPUs."""
+    """Other domains that have machines in slots of which `reading` lists GPUs."""
     slots = {(gpu.chassis_serial, gpu.slot) for gpu in reading.gpus}
     serials = {serial for serial, _ in slots}
     rows = conn.execute(_MACHINES_ELSEWHERE, {"serials": list(serials), "domain": reading.domain})

@@ -145,7 +145,7 @@ class ControllerConflict(msgspec.Struct, frozen=True):
     reason: str
     since: float
     rival: str | None = None
-    """The other domain, where two list the same hardware, or None if controllers of one domain differ."""
+    """The other domain if two list the same hardware, or None if controllers of one domain differ."""
 
     @property
     def domains(self) -> frozenset[str]:

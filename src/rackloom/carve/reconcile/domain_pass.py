@@ -144,8 +144,8 @@ def loop_seconds() -> float:
 class LeaseGuard:
     """A lease, and the task that works under it, which is cancelled at the deadline of the lease.
 
-    Invariant: the deadline is counted from before the renewal was sent, on a clock that nobody sets. The work
-    therefore ends before the lease can run out in the database.
+    Invariant: the deadline is counted from before the renewal was sent, on a clock that is never set. So the
+    work ends before the lease can run out in the database.
     """
 
     def __init__(self, lease: Lease, deadline: float, elapsed: Callable[[], float] = loop_seconds) -> None:

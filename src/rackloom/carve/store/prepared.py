@@ -306,7 +306,7 @@ def _names(size: int) -> Sequence[str]:
 
 
 def require(row: T | None, message: str) -> T:
-    """`row`; refused as not found where there is none."""
+    """`row`. Refused as not found if there is none."""
     if row is None:
         raise not_found(message)
     return row

@@ -211,7 +211,7 @@ def _provider_id(conn: sa.Connection) -> str:
 
 
 def _create(conn: sa.Connection, step: RecordedStep, order: StepOrder) -> frozenset[str]:
-    """Create the record of a step, with its id; returns the domains to wake."""
+    """Create the record of a step, with its id. Returns the domains to wake."""
     match step:
         case CreateTenant():
             if has_row(conn, tenant, org=step.org):
@@ -351,7 +351,7 @@ def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
 
 
 def _remove(conn: sa.Connection, step: RecordedStep, order: StepOrder) -> frozenset[str]:
-    """Remove what a step created; returns the domains to wake."""
+    """Remove the record that a step created. Returns the domains to wake."""
     match step:
         case CreateTenant():
             for table in (tenant_event, event_counter, tenant_total):

@@ -90,7 +90,7 @@ def capacity_of_domains(
     now: float,
     valid_from: float = 0.0,
 ) -> dict[str, DomainCapacity]:
-    """The room in `domains` now for a tenant with `quota` (by instance type; None: a provider).
+    """The room in `domains` now for a tenant with `quota` (by instance type), or for a provider (None).
 
     Readings from before `valid_from` do not count.
     """

@@ -323,7 +323,7 @@ def update_instance_type(
     capabilities: Sequence[MachineCapabilities] | None,
     now: float,
 ) -> None:
-    """Change an instance type. None leaves a field. What runs on it keeps what it has."""
+    """Change an instance type. None leaves a field. Instances that run on it keep their values."""
     kind = instance_type_of_provider(conn, provider_id, type_id)
     changes = changed_values(
         kind, name=name, description=description, labels=labels, capabilities=capabilities

@@ -310,7 +310,7 @@ class NewAllocation(msgspec.Struct, frozen=True):
 def create_allocation(
     conn: sa.Connection, provider_id: str, wanted: NewAllocation, now: float, ids: IdFactory
 ) -> str:
-    """Give a tenant machines at a site; returns the id of the allocation."""
+    """Give a tenant machines at a site. Returns the id of the allocation."""
     if catalog.get_site(conn, wanted.site_id).provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
     if not has_row(conn, tenant, id=wanted.tenant_id):

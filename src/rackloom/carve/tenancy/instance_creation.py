@@ -302,7 +302,7 @@ class CreationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_same_plan(planned: CreationPlan, wanted_id: str | None) -> None:
-    """Refuse a plan that is not the one with this id; None: any plan will do."""
+    """Refuse a plan that is not the one with this id. With None, any plan will do."""
     if wanted_id is not None and planned.id != wanted_id:
         raise conflict(
             "The site has changed: the request would be carried out otherwise than in the plan that it names",
@@ -313,7 +313,7 @@ def check_same_plan(planned: CreationPlan, wanted_id: str | None) -> None:
 def create_instances(
     conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest, now: float, ids: IdFactory
 ) -> Changed[tuple[str, ...]]:
-    """New instances on machines that placement chose; returns their ids in the order of the names."""
+    """New instances on machines that placement chose. Returns their ids in the order of the names."""
     return execute_creation(conn, plan_creation(conn, tenant, request, now), now, ids)
 
 
@@ -379,7 +379,7 @@ def plan_creation(
 def execute_creation(
     conn: sa.Connection, planned: CreationPlan, now: float, ids: IdFactory
 ) -> Changed[tuple[str, ...]]:
-    """Create what was planned in this transaction; returns the ids in the order of the names."""
+    """Create the planned instances of this transaction. Returns the ids in the order of the names."""
     created, request = [], planned.request
     for assignment in planned.assignments:
         new = ids()
@@ -461,7 +461,7 @@ def _choose_within_quota(
     use: AllocationUse | None,
     now: float,
 ) -> TrayChoice[str]:
-    """The best machines; where the tenant may not use these, the best among those that it may use."""
+    """The best machines. If the tenant may not use these, the best of those that it may use."""
 
     def choose(most_unreserved: int | None = None) -> TrayChoice[str]:
         if request.machine_id is not None:

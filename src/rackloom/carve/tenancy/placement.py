@@ -173,7 +173,7 @@ UNLISTED_FIX = "have the operator of the site find out why switch controllers do
 
 
 class ShutTray(msgspec.Struct, frozen=True):
-    """Why a tray is shut, and what would help; both for tenants to read."""
+    """Why a tray is shut, and the help for it. Tenants read both."""
 
     why: str
     fix: str

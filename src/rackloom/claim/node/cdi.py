@@ -78,7 +78,7 @@ from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, OWN_ROOT, Sy
 DRIVER_SECONDS = 5.0
 """Between two checks for a driver that is missing, or for a change of one that is there."""
 OPEN_TO_ALL = 0o666
-"""As NVIDIA's driver has GPUs and channels: anybody in the container may open them."""
+"""As with NVIDIA's driver, every process in the container may open GPUs and channels."""
 _CAPS_DRIVER = "nvidia-caps"
 _GPU_DRIVERS = ("nvidia", "nvidia-frontend")
 """The second is the name of drivers before 560."""
@@ -158,7 +158,7 @@ class DriverFiles(NodeValue, frozen=True, kw_only=True):
 
 
 def _capability_minor(file: Path) -> int:
-    """Raises `Retry` for an instance that is gone: the GPU is being partitioned anew."""
+    """Raises `Retry` for an instance that is gone, because the GPU gets other partitions."""
     try:
         minor = _read_capability(file).get("DeviceFileMinor")
     except OSError as error:

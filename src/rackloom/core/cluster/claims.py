@@ -297,7 +297,7 @@ class AllocatedClaim(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     """Changes with the allocation and with who may use it."""
     of_pod: str | None = None
-    """The pod for which it was made from a template; None for a claim that a user created."""
+    """The pod for which it was made from a template, or None for a claim that a user created."""
     consumers: tuple[ClaimConsumer, ...] = ()
 
     def configs_for(self, result: AllocatedDevice) -> tuple[OpaqueConfig, ...]:

@@ -182,7 +182,7 @@ def _read_number(annotation: str, text: str, *, least: int, most: int = _MOST_ME
 
 
 HOST_KEY = SchedulerLabels().host
-"""The topology key of the host, by which a pod asks for a node without certain others."""
+"""The topology key of the host, by which a pod requests a node without certain others."""
 _CONDITION_TAINT_PREFIX = "node.kubernetes.io/"
 """Taints that repeat node conditions. The API server adds tolerations for some of them to each pod."""
 
@@ -336,7 +336,7 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def foreign_gates(self) -> tuple[str, ...]:
-        """Gates of others than Rackloom, such as queues."""
+        """Gates of other programs, such as queues."""
         return tuple(name for name in gates_of(self.obj) if name not in (GANG_GATE, TEMPLATE_GATE))
 
     @property

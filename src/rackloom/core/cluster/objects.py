@@ -348,7 +348,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     message: str = ""
     observed_generation: int = 0
     last_transition_time: str = ""
-    """RFC 3339; empty until it is written."""
+    """RFC 3339. Empty until it is written."""
 
 
 def name_of(obj: JsonMapping) -> str:

@@ -97,7 +97,7 @@ def remove_stale_entries(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
             # deletion fails if it has changed.
             actions += [] if record.owned.deleting else [delete_object(record.owned, unchanged=True)]
         elif left != record.clique:
-            # The resourceVersion makes the write fail if a daemon has joined meanwhile.
+            # The resourceVersion makes the write fail if a daemon has joined since the read.
             version = {"resourceVersion": record.owned.resource_version}
             actions.append(patch_object(record.owned, clique_members_json(left, version)))
     return tuple(actions)

@@ -393,7 +393,7 @@ def _reconcile_unplanned(snapshot: GangSnapshot, settings: GangSettings) -> Gang
     placed = _why_not_planned(snapshot, settings)
     if placed is not None:
         recheck_after = None
-        # No event reports that fewer pods are to come, so the owners are asked after a time.
+        # No event reports that fewer pods are to come, so the owners are read after a time.
         if slots.lacks_members(snapshot):
             ahead = slots.owners_asked_at(snapshot, settings) - snapshot.now
             recheck_after = (ahead if ahead > 0 else settings.again) + 0.1

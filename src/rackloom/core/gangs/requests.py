@@ -20,7 +20,7 @@ first:
 - everything else that member pods require (podAffinity other than by clique to the gang itself,
   anti-affinity by other keys than the host, spread with another skew) is refused, with what to change.
 
-Trays are reserved as a whole, so a gang asks for empty ones. A placed gang whose pods ask for something
+Trays are reserved as a whole, so a gang requests empty ones. A placed gang whose pods request something
 else is placed again (`is_still_requested`).
 """
 
@@ -112,7 +112,7 @@ def group_claims(group: Iterable[GangMember], specs: ClaimSpecs) -> GroupClaims 
         }
         if claims:
             found.append(GroupClaims(kind="+".join(claims), claims=tuple(claims.values())))
-    # Claims of other names may ask for the same, so it is their specs that are compared.
+    # Claims of other names may have the same requests, so their specs are compared.
     for claimed in found[1:]:
         if [claim.spec for claim in claimed.claims] != [claim.spec for claim in found[0].claims]:
             reason = f"members of one group claim {found[0].kind} and {claimed.kind}"
@@ -140,7 +140,7 @@ def claim_gpus(kinds: Mapping[str, MemberClaims]) -> bool:
 
 
 def member_demand(member: GangMember, specs: ClaimSpecs) -> GpuDemand:
-    """What a pod asks for. Raises Refused for a claim or a template that does not exist.
+    """The GPUs that a pod requests. Raises Refused for a claim or a template that does not exist.
 
     Channels that it shares with other pods (in channel mode) do not count.
     """
@@ -155,7 +155,7 @@ def member_demand(member: GangMember, specs: ClaimSpecs) -> GpuDemand:
 
 
 def group_demand(members: Iterable[GangMember], specs: ClaimSpecs) -> GpuDemand:
-    """What each member of a group asks for: the largest demand of any. Raises Refused."""
+    """The request of each member of a group: the largest of any. Raises Refused."""
     demands = [member_demand(member, specs) for member in members]
     return GpuDemand(
         max((demand.gpus for demand in demands), default=0), any(demand.whole for demand in demands)
@@ -383,7 +383,7 @@ def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
 
 
 def is_still_requested(request: PlacementRequest, recorded: Gang, plan: GangPlan) -> bool:
-    """Whether a gang still asks for what it was placed with: its pods may have been recreated.
+    """Whether a gang still has the requests of its plan: its pods may have been recreated.
 
     The GPU count of a whole tray may differ by now, since other trays are there; the recorded one stands.
     """

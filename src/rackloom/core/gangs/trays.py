@@ -1,6 +1,6 @@
 """The cluster as the placement search takes it: trays, their holders, and room for device claims.
 
-A tray is a node with GPUs, as `core.cluster` reads it. Its GPU count depends on how the members ask for
+A tray is a node with GPUs, as `core.cluster` reads it. Its GPU count depends on how the members request
 GPUs. Recorded plans hold trays whole, beside the pods and claims that run.
 
 A tray is closed to members by the state of its node and its taints, by the node rules of the members
@@ -153,7 +153,7 @@ def _read_requirements(text: str) -> NodeRequirements:
 def without_conflicting_trays(
     site: PlacementSite, members: Iterable[GangMember], pods: Iterable[Object], nodes: Iterable[Object]
 ) -> PlacementSite:
-    """The site without trays where a pod of others and members exclude each other.
+    """The site without trays on which a pod of another job and members exclude each other.
 
     `nodes` are all nodes of the cluster: a pod on any of them may exclude members from its clique or zone.
     """

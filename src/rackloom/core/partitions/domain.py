@@ -385,7 +385,7 @@ def foreign_partitions(
 
 def _is_site_partition(partition: ObservedPartition, recorded: Collection[str]) -> bool:
     # The site makes no location-based partition, and NMX-C fixes the type at creation: one under a recorded
-    # name was made by somebody else, and takes no GUIDs.
+    # name was made by another writer, and takes no GUIDs.
     return partition.name in recorded and partition.guid_based
 
 

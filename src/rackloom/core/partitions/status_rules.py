@@ -54,7 +54,7 @@ READ_SECONDS = 40.0
 """Bound on one reading: every protocol reads a domain in four calls with a deadline of ten seconds. NMX-C has
 five calls, of which two have a deadline of five."""
 DEFAULT_INTERVAL = 60.0
-"""Seconds between two passes over a domain, where no configuration says otherwise."""
+"""Seconds between two passes over a domain if the configuration does not set them."""
 
 
 def valid_seconds(interval: float) -> float:

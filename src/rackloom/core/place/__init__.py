@@ -2,7 +2,7 @@
 
 - Gang, site and plan are values of `core.cluster.trays`.
 - A job on a site: `gang_requests` (job to gang), `claim_capacity` (the claims that a tray can serve),
-  `mobility` (where running jobs may go), `kueue_topology` (what a job asks of Kueue).
+  `mobility` (where running jobs may go), `kueue_topology` (the topology that a job requests of Kueue).
 - Planning: `gang_planner` (one gang, with `search`; CPU and memory of nodes), `gang_fixes` (why it does not
   fit, and what would help), `batch` (several gangs), `job_moves` (drain, defragment, replace a tray),
   `site_planner` (several jobs on a site: what `rackloom place` answers).

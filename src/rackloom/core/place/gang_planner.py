@@ -281,9 +281,9 @@ class NodeUse:
                 self.add(hold.tray, hold.owner, dict(hold.requests))
 
     def left(self, node: str) -> Thousandths | None:
-        """What is left of a node; None: it does not say what it has.
+        """The amounts that are left of a node, or None if the node does not report amounts.
 
-        A kubelet always says it of CPUs; objects of a file may lack it.
+        A kubelet always reports CPUs. Objects of a file may lack them.
         """
         if node not in self._left:
             rest = dict(node_amounts(self._nodes[node]) if node in self._nodes else {})
@@ -297,7 +297,7 @@ class NodeUse:
         return self._left[node]
 
     def left_without(self, node: str, owners: Container[str]) -> Thousandths | None:
-        """What is left once these owners are gone; None: the node does not say what it has."""
+        """The amounts once these owners are gone, or None if the node does not report amounts."""
         left = self.left(node)
         if left is None:
             return None
@@ -410,7 +410,7 @@ def members_of(left: Thousandths | None, amounts: Thousandths) -> int:
 
 
 def scarcity(left: Thousandths, amounts: Thousandths, whose: str) -> str:
-    """What of these amounts is too little, and `whose` they are; empty where nothing is."""
+    """The amounts that are too little, with `whose` they are. Empty if all are enough."""
     there = {name: max(left.get(name, 0), 0) for name in amounts}
     lacking = (
         f"{_amount_text(name, there[name])} of the {_amount_text(name, amount)} {name} of {whose}"

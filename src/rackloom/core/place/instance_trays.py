@@ -354,7 +354,7 @@ def in_force(reservations: Iterable[Reservation], now: float) -> dict[str, Reser
 def owners_of_trays(
     counting: Mapping[str, Reservation], reservation_of_tray: Mapping[str, str]
 ) -> dict[str, str]:
-    """Tray -> the organisation that it is kept for, where its reservation counts."""
+    """Tray -> the organisation that it is kept for, if its reservation counts."""
     return {tray: counting[of].owner for tray, of in reservation_of_tray.items() if of in counting}
 
 

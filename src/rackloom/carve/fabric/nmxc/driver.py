@@ -162,7 +162,7 @@ MAX_HEART_BEAT_SECONDS = 10
 SILENT_BEATS = 2.5
 """After the time of so many heart beats without any the subscription counts as lost."""
 FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
-"""Seconds before a lost subscription is tried again; doubled until one holds."""
+"""Seconds before a lost subscription is tried again. They double until one holds."""
 
 
 def heart_beat_rate(interval: float) -> int:
@@ -235,7 +235,7 @@ async def _read_notification(
 
 
 def _domain_state(notification: pb.ServerNotification) -> bytes | None:
-    """The state in a heart beat; a heart beat that repeats the last state is no change."""
+    """The state in a heart beat. A heart beat that repeats the last state is no change."""
     if not notification.HasField("domain_state_info"):
         return None
     return notification.domain_state_info.SerializeToString(deterministic=True)

@@ -179,7 +179,7 @@ def client_tls_context(material: TlsMaterial) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cadata=material.ca.decode() if material.ca else None)
         if material.certificate is not None and material.key is not None:
-            # OpenSSL takes a key only from a file; this one is readable for nobody else, and gone at once.
+            # OpenSSL takes a key only from a file. No other account can read it, and it is gone at once.
             with tempfile.TemporaryDirectory() as directory:
                 pem = Path(directory) / "client.pem"
                 pem.touch(mode=0o600)

@@ -123,7 +123,7 @@ class UninstallStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UninstallPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that are not done, in order. Empty when nothing of ours remains except `left`."""
+    """Steps that are not done, in order. Empty if of our objects only `left` remain."""
 
     steps: tuple[UninstallStep, ...] = ()
     left: tuple[LeftBehind, ...] = ()
@@ -235,7 +235,7 @@ def _take_apart(
 
 def _tear_down(phase: UninstallPhase, uid: str, work: _StepCollector, inventory: ClusterInventory) -> None:
     """What the controller would do for a ComputeDomain that is being deleted, or that is gone."""
-    # Taking apart needs of the settings only where daemons may be.
+    # Of the settings, taking apart needs only the namespaces of the daemons.
     first, *more = inventory.daemon_namespaces
     settings = ControllerSettings(
         daemon=ImexDaemonSettings(image=""), daemon_namespace=first, additional_namespaces=tuple(more)
