@@ -170,7 +170,7 @@ class GpuStats(Model, frozen=True, kw_only=True):
 
 
 class HealthCounts(Model, frozen=True, kw_only=True):
-    """Machines by health; those whose health is unknown are in neither number."""
+    """Machines by health. Machines of unknown health are in neither number."""
 
     healthy: int
     unhealthy: int
