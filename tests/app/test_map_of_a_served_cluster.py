@@ -24,6 +24,7 @@ from rackloom.claim.kube.api import ObjectList
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ORG_LABEL
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
+    GANG_PLAN,
     JOB,
     NAMESPACE,
     NODE,
@@ -260,6 +261,11 @@ class Seen(msgspec.Struct):
 async def a_glance_is_enough(cluster):
     """What is kept of each object makes the picture that the whole objects make."""
     api = DirectApi(cluster.kube, "kubectl")
+    plan = {"metadata": {"name": "waits", "namespace": "jobs"}, "spec": {}}
+    refused = {"type": "Placed", "status": "False", "reason": "DoesNotFit", "message": "no room"}
+    await api.create(GANG_PLAN, plan)
+    status = {"status": {"conditions": [refused]}}
+    await api.patch(GANG_PLAN, "waits", "jobs", status, subresource="status")
     served = [kind for kind in SNAPSHOT_KINDS if kind in cluster.kube.schemas]
     whole = {kind: (await api.list(kind)).items for kind in served}
     kept = {

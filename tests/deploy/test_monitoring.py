@@ -14,7 +14,8 @@ from deploy.monitoring import write_rules
 from rackloom.claim.cluster.gang_controller import PLACED_REASONS
 from rackloom.claim.node.prepare import PREPARE_ERRORS, UNPREPARE_ERRORS
 from rackloom.core.cluster.domain_objects import Readiness
-from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS
+from rackloom.core.cluster.gang_objects import WARNING_REASONS
+from rackloom.core.gangs.reconcile import API_REFUSED
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy/monitoring"

@@ -52,7 +52,10 @@ HARDWARE: Mapping[str, str] = {
 }
 """What each check finds of GPUs, after `is` or `are`."""
 WORKLOADS = frozenset(
-    {Check.DEVICE_THERE, Check.TEMPLATES, Check.CLAIMS, Check.ACTIVE, Check.ONE_CLIQUE, Check.MESH}
+    {
+        *(Check.DEVICE_THERE, Check.TEMPLATES, Check.CLAIMS, Check.GANG, Check.PREPARED),
+        *(Check.ACTIVE, Check.ONE_CLIQUE, Check.MESH),
+    }
 )
 """Checks of an object in a namespace, which their titles name by their subject alone."""
 _ALWAYS_UNKNOWN = frozenset({Check.LAYER, Check.CONTROLLER})

@@ -7,9 +7,9 @@ from tests.core.diagnosis.ward import NODE, TRAY, of_node
 from rackloom.core.allocate.taint_rules import WithheldDevice
 from rackloom.core.cluster.domain_objects import ComputeDomainStatus
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
-from rackloom.core.cluster.objects import Condition
+from rackloom.core.cluster.objects import GANG_PLAN, POD, RESOURCE_CLAIM, Condition
 from rackloom.core.diagnosis.catalogue import Check
-from rackloom.core.diagnosis.snapshot import PoolRecord
+from rackloom.core.diagnosis.snapshot import PoolRecord, ReportedCondition
 
 
 def condition(snapshot, reason, status="False"):
@@ -33,6 +33,13 @@ def mesh_broken(snapshot):
         snapshot, "meshes", lambda record: record.node == NODE, complete=False, missing=("0 -> 1: INVALID",)
     )
     return condition(broken, "TooFewNodes")
+
+
+def reported(snapshot, kind, name, **of):
+    """A controller or a node reports something about an object."""
+    found = Condition(type="Ready", status="False", reason="Refused", message="no room")
+    record = ReportedCondition(kind=kind, namespace="team-0", name=name, condition=found, **of)
+    return msgspec.structs.replace(snapshot, reported=(record,))
 
 
 def node_lost(snapshot):
@@ -166,6 +173,23 @@ FAULTS = {
             snapshot, "pods", lambda p: p.uid == f"pod-0-{TRAY}", templates={"devices": "chanel"}, claims={}
         ),
         Check.TEMPLATES,
+        f"worker-{TRAY}",
+    ),
+    "gang-without-room": (
+        lambda snapshot: reported(snapshot, GANG_PLAN, "train"),
+        Check.GANG,
+        "team-0/train",
+    ),
+    "nic-not-attached": (
+        lambda snapshot: reported(
+            snapshot, RESOURCE_CLAIM, "rails", device="rail-0", pods=(f"team-0/worker-{TRAY}",)
+        ),
+        Check.PREPARED,
+        "team-0/rails",
+    ),
+    "pod-before-its-domain": (
+        lambda snapshot: reported(snapshot, POD, f"worker-{TRAY}"),
+        Check.CLAIMS,
         f"worker-{TRAY}",
     ),
     "pod-in-another-rack": (

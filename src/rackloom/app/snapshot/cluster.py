@@ -1,10 +1,11 @@
 """A Kubernetes cluster as values: nodes, devices, allocations, IMEX meshes, namespaces.
 
 `read_cluster` lists each kind once and fails as a whole with KubeError, because half a reading would show
-faults that are not there. Some refusals are excused: a cluster without our CRD has no ComputeDomains, and
-one that does not serve DeviceTaintRules has none; a user who may not list namespaces gets a snapshot that
-shows no tenant its pods, and one who may not list rules or device classes learns nothing of rules, or of
-pods that rules hold up. Decoding runs in a thread, so that the event loop stays free.
+faults that are not there. Some refusals are excused: a cluster without our CRDs has no ComputeDomains and
+GangPlans, and one that does not serve DeviceTaintRules has none; a user who may not list namespaces gets a
+snapshot that shows no tenant its pods, and one who may not list GangPlans, rules or device classes learns
+nothing of gangs, of rules, or of pods that rules hold up. Decoding runs in a thread, so that the event loop
+stays free.
 
 An object that cannot be read, by the rules of `core.cluster.reader`, is left out and named.
 
@@ -34,6 +35,7 @@ from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
     DEVICE_TAINT_RULES,
+    GANG_PLAN,
     NAMESPACE,
     NODE,
     POD,
@@ -42,7 +44,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
     condition_of,
-    epoch_seconds,
     field_writes,
     full_name,
     labels_of,
@@ -63,6 +64,7 @@ from rackloom.core.diagnosis.snapshot import (
     NodeRecord,
     PodRecord,
     PoolRecord,
+    ReportedCondition,
     TemplateRecord,
 )
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
@@ -72,6 +74,7 @@ V = TypeVar("V")
 _FORBIDDEN = 403
 _NAMESPACES_FORBIDDEN = "namespaces may not be listed, so no tenant is shown its own pods"
 _RULES_FORBIDDEN = "DeviceTaintRules may not be listed, so devices that they taint look free"
+_GANGS_FORBIDDEN = "GangPlans may not be listed, so gangs are not judged"
 _MOST_NAMED = 16
 """Unreadable objects that are named, each with its reason."""
 _FAULTS = {kind: partial(find_fault, kind) for kind in (RESOURCE_SLICE, NODE, RESOURCE_CLAIM, POD)}
@@ -92,6 +95,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     templates: tuple[TemplateRecord, ...]
     claims: tuple[ClaimRecord, ...]
     pods: tuple[PodRecord, ...]
+    reported: tuple[ReportedCondition, ...]
     namespaces: Mapping[str, str]
     problem: str
     """What could not be read nevertheless, in words."""
@@ -114,14 +118,16 @@ class ClusterFreshness(msgspec.Struct, frozen=True):
 
 
 def is_excused(kind: ResourceKind, error: KubeError) -> bool:
-    """Whether a refused list counts as empty: without our CRD there are no ComputeDomains."""
-    is_optional = kind == COMPUTE_DOMAIN or kind in DEVICE_TAINT_RULES
+    """Whether a refused list counts as empty: without our CRDs there are no ComputeDomains and GangPlans."""
+    is_optional = kind in (COMPUTE_DOMAIN, GANG_PLAN, *DEVICE_TAINT_RULES)
     if is_optional and isinstance(error, NotFound):
         return True
-    return kind in (NAMESPACE, DEVICE_CLASS, *DEVICE_TAINT_RULES) and error.code == _FORBIDDEN
+    return kind in (NAMESPACE, GANG_PLAN, DEVICE_CLASS, *DEVICE_TAINT_RULES) and error.code == _FORBIDDEN
 
 
-def _list_once(api: Lister, cache: ReadCache, left_out: list[Unreadable]) -> ListReader:
+def _list_once(
+    api: Lister, cache: ReadCache, left_out: list[Unreadable], forbidden: set[ResourceKind]
+) -> ListReader:
     """Reads each list of the API server at most once, without objects that cannot be read."""
     known: dict[ResourceKind, list[Object]] = {}
 
@@ -133,6 +139,8 @@ def _list_once(api: Lister, cache: ReadCache, left_out: list[Unreadable]) -> Lis
                 if not is_excused(kind, error):
                     raise
                 listed = []
+                if error.code == _FORBIDDEN:
+                    forbidden.add(kind)
             faults = cache.each(_FAULTS[kind], listed) if kind in _FAULTS else [None] * len(listed)
             left_out.extend(fault for fault in faults if fault is not None)
             known[kind] = [obj for obj, fault in zip(listed, faults, strict=True) if fault is None]
@@ -150,8 +158,8 @@ async def read_cluster(
     `namespace` is that of the IMEX daemons.
     """
     cache = cache or ReadCache()
-    left_out: list[Unreadable] = []
-    read = _list_once(api, cache, left_out)
+    left_out, forbidden = list[Unreadable](), set[ResourceKind]()
+    read = _list_once(api, cache, left_out, forbidden)
     evidence = await collect_cluster(read, namespace, cache.each)
     slices, nodes, claims, pods = [await read(kind) for kind in _FAULTS]
     namespaces = await _unless_forbidden(api.list(NAMESPACE))
@@ -163,6 +171,7 @@ async def read_cluster(
     problems = (
         *([_NAMESPACES_FORBIDDEN] if namespaces is None else ()),
         *([_RULES_FORBIDDEN] if listed_rules is None else ()),
+        *([_GANGS_FORBIDDEN] if GANG_PLAN in forbidden else ()),
         *map(str, left_out[:_MOST_NAMED]),
         *([f"{more} more objects are left out"] if more > 0 else ()),
     )
@@ -181,6 +190,7 @@ async def read_cluster(
             templates=evidence.templates,
             claims=_with_withheld(evidence, cache, inputs),
             pods=evidence.pods,
+            reported=evidence.reported,
             namespaces={
                 name_of(obj): org for obj in labelled if (org := labels_of(obj).get(names.ORG_LABEL))
             },
@@ -259,7 +269,7 @@ def _node_record(node: Object) -> NodeRecord:
     return NodeRecord(
         name=name_of(node),
         ready=None if ready is None else {"True": True, "False": False}.get(ready.status),
-        ready_since=None if ready is None else epoch_seconds(ready.last_transition_time),
+        ready_since=None if ready is None else ready.since,
         clique=node_clique(node, names.GPU_CLIQUE_LABEL),
         clique_writer=writer,
         clique_since={name: time for name, time in writes if time is not None}.get(writer),

@@ -25,7 +25,13 @@ from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
 from rackloom.claim.kube.api import EventRecorder, KubeApi, NotFound, Rejected
 from rackloom.claim.kube.informer import CacheSet, Informer, taint_rule_informers
-from rackloom.core.cluster.gang_objects import GangKey, gang_key_of, read_tray_node, reserving_plans
+from rackloom.core.cluster.gang_objects import (
+    WARNING_REASONS,
+    GangKey,
+    gang_key_of,
+    read_tray_node,
+    reserving_plans,
+)
 from rackloom.core.cluster.objects import (
     DEVICE_TAINT_RULES,
     GANG_PLAN,
@@ -44,7 +50,7 @@ from rackloom.core.cluster.objects import (
     uid_of,
 )
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS, GangDecision, reconcile_gang
+from rackloom.core.gangs.reconcile import API_REFUSED, GangDecision, reconcile_gang
 from rackloom.core.gangs.slots import is_reduced
 from rackloom.core.gangs.snapshot import (
     PLACED,

@@ -29,9 +29,11 @@ from rackloom.core.allocate.objects import (
 from rackloom.core.cluster import names
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
 from rackloom.core.cluster.objects import (
+    Condition,
     JsonMapping,
     OwnerReference,
     annotations_of,
+    conditions_of,
     identity_of,
     owners_of,
 )
@@ -65,6 +67,22 @@ def allocated_devices(claim: JsonMapping) -> "tuple[AllocatedDevice, ...]":
 def held_devices(claim: JsonMapping) -> "Iterator[AllocatedDevice]":
     """The devices that a claim keeps from others."""
     return (device for device in allocated_devices(claim) if not device.admin_access)
+
+
+def unready_devices(claim: JsonMapping) -> Iterator[tuple[str, Condition]]:
+    """Devices of a claim of which their driver reports that they cannot be used, or may not be usable soon.
+
+    A driver repeats one cause in several conditions, and it counts once. Drivers agree on no types of
+    conditions but on those that end in Ready.
+    """
+    for device in (claim.get("status") or {}).get("devices") or ():
+        not_ready = (
+            condition
+            for condition in conditions_of({"status": device})
+            if condition.type.endswith("Ready") and condition.status != "True"
+        )
+        causes = {(condition.reason, condition.message): condition for condition in not_ready}
+        yield from ((device.get("device") or "", condition) for condition in causes.values())
 
 
 def allocator_claim(devices: "Iterable[AllocatedDevice]", obj: JsonMapping) -> ResourceClaim:

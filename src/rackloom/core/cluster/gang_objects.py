@@ -89,6 +89,8 @@ RANK_LABELS = (
     "apps.kubernetes.io/pod-index",
 )
 """Where controllers write the rank of a pod. Neighbours in rank become neighbours in the plan."""
+WARNING_REASONS = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
+"""Reasons of conditions of a GangPlan that need attention. The others report progress."""
 DEFAULT_GROUP = "member"
 """The group of a gang that names none."""
 

@@ -206,7 +206,7 @@ def not_ready_since(node: JsonMapping) -> float | None:
     ready = condition_of(node, "Ready") or Condition(type="Ready")
     if ready.status == "True":
         return None
-    return epoch_seconds(ready.last_transition_time) or created_at(node) or 0.0
+    return ready.since or created_at(node) or 0.0
 
 
 # Index functions for caches.
@@ -349,6 +349,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     observed_generation: int = 0
     last_transition_time: str = ""
     """RFC 3339. Empty until it is written."""
+
+    @property
+    def since(self) -> float | None:
+        """The time of its last change, in seconds since 1970, or None if it names none."""
+        return epoch_seconds(self.last_transition_time)
 
 
 def name_of(obj: JsonMapping) -> str:

@@ -17,6 +17,7 @@ from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
     DEVICE_TAINT_RULES,
+    GANG_PLAN,
     NAMESPACE,
     NODE,
     POD,
@@ -29,7 +30,7 @@ from rackloom.core.cluster.objects import (
     field_writes,
     pod_claim_names,
 )
-from rackloom.core.cluster.pods import refers_to_claims, runs_imex_daemon
+from rackloom.core.cluster.pods import CHANNEL_CONDITION, refers_to_claims, runs_imex_daemon
 from rackloom.core.cluster.reader import find_fault
 
 _Fields = Mapping[str, Any]
@@ -52,6 +53,7 @@ _METADATA: _Fields = {
 _FIELDS: Mapping[ResourceKind, _Fields] = {
     RESOURCE_CLAIM_TEMPLATE: {"metadata": _METADATA},
     NAMESPACE: {"metadata": _METADATA},
+    GANG_PLAN: {"metadata": _METADATA, "status": _whole("conditions")},
     NODE: {
         "metadata": {
             **_METADATA,
@@ -86,11 +88,17 @@ _FIELDS: Mapping[ResourceKind, _Fields] = {
             **_whole("nodeName", "schedulingGates", "resourceClaims"),
             "containers": (lambda container: container.get("name") == names.DAEMON_CONTAINER, _whole("name")),
         },
-        "status": _whole("phase", "startTime", "resourceClaimStatuses", "extendedResourceClaimStatus"),
+        "status": {
+            **_whole("phase", "startTime", "resourceClaimStatuses", "extendedResourceClaimStatus"),
+            "conditions": (
+                lambda known: known.get("type") == CHANNEL_CONDITION,
+                _whole("type", "status", "reason", "message", "lastTransitionTime"),
+            ),
+        },
     },
 }
 SNAPSHOT_KINDS = (
-    *(COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM, POD, NODE, RESOURCE_SLICE),
+    *(COMPUTE_DOMAIN, GANG_PLAN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM, POD, NODE, RESOURCE_SLICE),
     *(NAMESPACE, DEVICE_CLASS, *DEVICE_TAINT_RULES),
 )
 """The kinds of objects that a snapshot reads."""

@@ -46,6 +46,8 @@ class Check(StrEnum):
     DEVICE_THERE = "allocated device published"
     TEMPLATES = "template names match"
     CLAIMS = "claims allocated,reserved"
+    GANG = "gang on its trays"
+    PREPARED = "claimed device ready"
     ACTIVE = "ComputeDomain active"
     ONE_CLIQUE = "pods in one clique"
     MESH = "IMEX mesh complete"
@@ -88,6 +90,7 @@ EXPLAINS: Mapping[Check, frozenset[Check]] = {
             Check.ACTIVE,
             Check.ONE_CLIQUE,
             Check.CLAIMS,
+            Check.PREPARED,
             Check.DEVICE_TAINT,
             Check.DEVICE_THERE,
         }

@@ -15,7 +15,14 @@ from functools import cached_property
 import msgspec
 
 from rackloom.core.cluster.domain_objects import ComputeDomain
-from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord, grouped
+from rackloom.core.diagnosis.snapshot import (
+    ClaimRecord,
+    ImexMeshRecord,
+    PodRecord,
+    ReportedCondition,
+    TemplateRecord,
+    grouped,
+)
 
 IMEX_CONFIG_FILE = "/etc/nvidia-imex/config.cfg"
 """Read by an nvidia-imex that the host runs; a daemon in a pod has its own file."""
@@ -28,6 +35,7 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     templates: tuple[TemplateRecord, ...] = ()
     claims: tuple[ClaimRecord, ...] = ()
     pods: tuple[PodRecord, ...] = ()
+    reported: tuple[ReportedCondition, ...] = ()
     daemons: tuple[ImexMeshRecord, ...] = ()
     daemons_in: str = ""
     """The namespace in which daemons were searched."""

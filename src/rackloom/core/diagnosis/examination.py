@@ -312,6 +312,7 @@ def cluster_evidence(snapshot: SiteSnapshot) -> ClusterEvidence:
         templates=snapshot.templates,
         claims=snapshot.claims,
         pods=snapshot.pods,
+        reported=snapshot.reported,
         daemons=snapshot.meshes,
         daemons_in=snapshot.daemons_in,
         cliques={node.name: node.clique for node in snapshot.nodes if node.clique},

@@ -22,6 +22,7 @@ import msgspec
 
 from rackloom.core.allocate.taint_rules import WithheldDevice
 from rackloom.core.cluster.domain_objects import ComputeDomain
+from rackloom.core.cluster.objects import Condition, ResourceKind
 from rackloom.topology.join_key import GpuKey, SlotKey
 
 K = TypeVar("K")
@@ -94,6 +95,19 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
+
+
+class ReportedCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition by which a controller or a node reports something that needs attention."""
+
+    kind: ResourceKind
+    namespace: str
+    name: str
+    condition: Condition
+    device: str = ""
+    """Of a claim: the device that it concerns."""
+    pods: tuple[str, ...] = ()
+    """Pods that use the object, `namespace/name`."""
 
 
 # Layers, the switch fabric, the site's records, the cluster, and the snapshot that holds them all.
@@ -418,6 +432,7 @@ class SiteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     claims: tuple[ClaimRecord, ...] = ()
     pods: tuple[PodRecord, ...] = ()
     """Those with claims that have not ended."""
+    reported: tuple[ReportedCondition, ...] = ()
     tenants: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Org of each tenant by its id."""
     vpcs: Mapping[str, str] = msgspec.field(default_factory=dict)

@@ -57,6 +57,8 @@ TITLES: Mapping[Check, str] = {
     Check.DEVICE_THERE: "{subject} holds a device that is gone",
     Check.TEMPLATES: "{subject} names a claim template that is not there",
     Check.CLAIMS: "{subject} waits for its devices",
+    Check.GANG: "{subject} is not on its trays",
+    Check.PREPARED: "A device of {subject} is not ready",
     Check.ACTIVE: "{subject} is not ready",
     Check.ONE_CLIQUE: "Pods of {subject} are on racks that share no memory",
     Check.MESH: "IMEX daemons of {subject} do not all reach each other",

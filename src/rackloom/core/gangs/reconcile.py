@@ -31,13 +31,12 @@ from collections.abc import Collection
 
 import msgspec
 
-from rackloom.core.cluster.gang_objects import GangMember, GangSpec
+from rackloom.core.cluster.gang_objects import WARNING_REASONS, GangMember, GangSpec
 from rackloom.core.cluster.objects import (
     Condition,
     EventNotice,
     ObjectWrite,
     dated_condition,
-    epoch_seconds,
     list_names,
     metav1_time,
 )
@@ -66,8 +65,6 @@ from rackloom.errors import Refused
 
 
 _MOST_NAMES = 4
-WARNING_REASONS = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
-"""Reasons that are reported as warnings."""
 API_REFUSED = "ApiRefused"
 """Reason of an event: the API server, or a policy, forbids a write."""
 
@@ -235,7 +232,7 @@ class PlannedGang:
             condition = self.record.status.condition(RESERVED)
             settling = settings.settle
             if condition is not None and condition.status == "True":
-                since = epoch_seconds(condition.last_transition_time) or snapshot.now
+                since = condition.since or snapshot.now
                 settling = max(since + settling - snapshot.now, 0.0)
         # Ungate the first pod only when all trays are reserved and checked, and all pods exist. The members
         # of a lost tray are about to get another one.
@@ -295,7 +292,7 @@ class PlannedGang:
         """When a plan is withdrawn whose pods are gone. Its trays stay reserved until then."""
         placed = self.record.status.condition(PLACED)
         now = self.snapshot.now
-        since = epoch_seconds(placed.last_transition_time) if placed and placed.status == "False" else None
+        since = placed.since if placed and placed.status == "False" else None
         return (since or now) + self.settings.bind_after
 
     # Trays.

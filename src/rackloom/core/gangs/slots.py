@@ -50,7 +50,6 @@ from rackloom.core.cluster.objects import (
     PatchOperation,
     add_entries,
     add_operation,
-    epoch_seconds,
     metav1_time,
 )
 from rackloom.core.cluster.pods import narrow_nodes
@@ -138,7 +137,7 @@ def owners_asked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
     if snapshot.owner_check is not None:
         return snapshot.owner_check.next_at(settings.again)
     placed = None if snapshot.record is None else snapshot.record.status.condition(PLACED)
-    since = None if placed is None else epoch_seconds(placed.last_transition_time)
+    since = None if placed is None else placed.since
     return (since or snapshot.now) + settings.again
 
 
@@ -211,7 +210,7 @@ def last_pods_awaited_until(snapshot: GangSnapshot, settings: GangSettings) -> f
     placed = None if snapshot.record is None else snapshot.record.status.condition(PLACED)
     since = None
     if placed is not None and (placed.status, placed.reason) == AWAITING_LAST_PODS:
-        since = epoch_seconds(placed.last_transition_time)
+        since = placed.since
     return (since or snapshot.now) + longest_wait(settings)
 
 

@@ -1,9 +1,9 @@
 """Reads from a Kubernetes API server what the checks of ComputeDomains need.
 
-`collect_cluster` turns five lists (ComputeDomains, ResourceClaimTemplates, ResourceClaims, pods, nodes)
-into `ClusterEvidence` and changes nothing. The caller passes in the function that reads a list. Its errors
-pass through, because half a reading would show faults that are not there. Objects that cannot be parsed
-are left out, as are pods without claims and pods that have ended.
+`collect_cluster` turns six lists (ComputeDomains, ResourceClaimTemplates, ResourceClaims, GangPlans, pods,
+nodes) into `ClusterEvidence` and changes nothing. The caller passes in the function that reads a list. Its
+errors pass through, because half a reading would show faults that are not there. Objects that cannot be
+parsed are left out, as are pods without claims and pods that have ended.
 
 IMEX daemons are recognised by the name of their container and by the label with the ComputeDomain's UID,
 and only in the one namespace given: anybody may set labels and name containers in a namespace of their
@@ -11,20 +11,26 @@ own. The state of a mesh comes from the annotation that each daemon writes on it
 """
 
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.claims import claim_consumers, is_allocated
+from rackloom.core.cluster.claims import claim_consumers, is_allocated, unready_devices
 from rackloom.core.cluster.domain_objects import claimed_domain_uid, daemon_mesh, readable_compute_domains
+from rackloom.core.cluster.gang_objects import WARNING_REASONS
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
+    GANG_PLAN,
     NODE,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
+    Condition,
     Object,
     ResourceKind,
+    condition_of,
+    conditions_of,
     controller_of,
     created_at,
     has_pod_ended,
@@ -35,6 +41,7 @@ from rackloom.core.cluster.objects import (
     uid_of,
 )
 from rackloom.core.cluster.pods import (
+    CHANNEL_CONDITION,
     claim_templates,
     gates_of,
     node_of,
@@ -42,7 +49,13 @@ from rackloom.core.cluster.pods import (
     runs_imex_daemon,
 )
 from rackloom.core.diagnosis.evidence import ClusterEvidence
-from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
+from rackloom.core.diagnosis.snapshot import (
+    ClaimRecord,
+    ImexMeshRecord,
+    PodRecord,
+    ReportedCondition,
+    TemplateRecord,
+)
 
 V = TypeVar("V")
 ListReader = Callable[[ResourceKind], Awaitable[list[Object]]]
@@ -70,11 +83,18 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
             daemons.append(pod)
         elif refers_to_claims(pod) and not has_pod_ended(pod):
             users.append(pod)
+    claims = await read(RESOURCE_CLAIM)
+    reported = (
+        each(_gang_conditions, await read(GANG_PLAN)),
+        each(_pod_conditions, users),
+        each(_device_conditions, claims),
+    )
     return ClusterEvidence(
         domains=tuple(readable_compute_domains(await read(COMPUTE_DOMAIN))),
         templates=tuple(each(_template, await read(RESOURCE_CLAIM_TEMPLATE))),
-        claims=tuple(each(_claim, await read(RESOURCE_CLAIM))),
+        claims=tuple(each(_claim, claims)),
         pods=tuple(each(_pod, users)),
+        reported=tuple(condition for found in chain(*reported) for condition in found),
         daemons=tuple(each(_daemon, daemons)),
         daemons_in=namespace,
         cliques={
@@ -115,6 +135,37 @@ def _pod(obj: Object) -> PodRecord:
         gated=bool(gates_of(obj)),
         templates=claim_templates(obj),
         claims=named_pod_claims(obj),
+    )
+
+
+def _gang_conditions(plan: Object) -> list[ReportedCondition]:
+    found = (condition for condition in conditions_of(plan) if condition.reason in WARNING_REASONS)
+    return [_reported(GANG_PLAN, plan, condition) for condition in found]
+
+
+def _pod_conditions(pod: Object) -> list[ReportedCondition]:
+    condition = condition_of(pod, CHANNEL_CONDITION)
+    return [_reported(POD, pod, condition)] if condition and condition.status == "False" else []
+
+
+def _device_conditions(claim: Object) -> list[ReportedCondition]:
+    pods = tuple(f"{namespace_of(claim)}/{user.name}" for user in claim_consumers(claim))
+    return [
+        _reported(RESOURCE_CLAIM, claim, condition, device, pods)
+        for device, condition in unready_devices(claim)
+    ]
+
+
+def _reported(
+    kind: ResourceKind, obj: Object, condition: Condition, device: str = "", pods: tuple[str, ...] = ()
+) -> ReportedCondition:
+    return ReportedCondition(
+        kind=kind,
+        namespace=namespace_of(obj) or "",
+        name=name_of(obj),
+        condition=condition,
+        device=device,
+        pods=pods,
     )
 
 

@@ -54,16 +54,8 @@ def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
     assert reported["conditions"][0]["message"] == "no such file"
 
 
-@pytest.mark.parametrize(
-    ("state", "ready", "leased"),
-    [
-        (LeaseState.HELD, ("True", "NetworkDeviceReady"), ("True", "DHCPLeaseHeld")),
-        (LeaseState.SILENT, ("True", "NetworkDeviceReady"), ("Unknown", "DHCPRenewalFailed")),
-        (LeaseState.EXPIRED, ("False", "DHCPLeaseExpired"), ("False", "DHCPLeaseExpired")),
-        (LeaseState.REFUSED, ("False", "DHCPLeaseRefused"), ("False", "DHCPLeaseRefused")),
-    ],
-)
-def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(state, ready, leased):
+def status_of_lease(state):
+    """Of a lease that ended, or was asked for in vain, at 2023-11-14T22:14:20Z."""
     grant = DhcpGrant(
         address="10.0.0.2/24",
         server="10.0.0.1",
@@ -75,9 +67,22 @@ def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(sta
     dhcp_lease = msgspec.structs.replace(
         new_lease(grant, "02:00:00:00:00:01", 0.0), state=state, silent_since=60.0
     )
+    return lease_status(dhcp_lease, lambda at: 1_700_000_000 + at)
+
+
+@pytest.mark.parametrize(
+    ("state", "ready", "leased"),
+    [
+        (LeaseState.HELD, ("True", "NetworkDeviceReady"), ("True", "DHCPLeaseHeld")),
+        (LeaseState.SILENT, ("True", "NetworkDeviceReady"), ("Unknown", "DHCPRenewalFailed")),
+        (LeaseState.EXPIRED, ("False", "DHCPLeaseExpired"), ("False", "DHCPLeaseExpired")),
+        (LeaseState.REFUSED, ("False", "DHCPLeaseRefused"), ("False", "DHCPLeaseRefused")),
+    ],
+)
+def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(state, ready, leased):
     held = nic("d", identity=LinkIdentity(name="eth1"))
     attached = AttachedLink(name="net1", mac=None, addresses=())
-    states = {"d": lease_status(dhcp_lease, lambda at: 1_700_000_000 + at)}
+    states = {"d": status_of_lease(state)}
     (reported,) = claim_status(REF, "n", {"d": (held, attached)}, states, 0.0)["status"]["devices"]
     assert conditions(reported) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
     message = reported["conditions"][-1]["message"]

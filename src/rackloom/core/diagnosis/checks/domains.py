@@ -17,12 +17,12 @@ In the order in which a ComputeDomain comes up:
 
 import difflib
 from collections.abc import Iterator
-from datetime import datetime
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.checks.conditions import check_conditions
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, holds, unknown
 from rackloom.core.diagnosis.index import at_node, at_pod
@@ -101,8 +101,8 @@ NO_FABRIC = "(no fabric)"
 
 
 def check_domains(cluster: ClusterEvidence) -> tuple[Finding, ...]:
-    """All findings about ComputeDomains: those of pods, of pending claims, then of each ComputeDomain."""
-    found: list[Finding] = []
+    """Findings about reported conditions, pods, pending claims, then about each ComputeDomain."""
+    found = list(check_conditions(cluster.reported))
     for pod in cluster.pods:
         found += (*_templates(pod, cluster), *_claims(pod, cluster))
     found += check_pending(cluster)
@@ -203,9 +203,7 @@ def _active(domain: ComputeDomain, cluster: ClusterEvidence) -> Finding:
         return holds(Check.ACTIVE, subject, "nobody uses it now")
     if ready.status == "Unknown":
         message = f"{ready.reason}: {ready.message}"
-        return unknown(
-            Check.ACTIVE, subject, message, _SHOW_DAEMONS, where=where, since=_condition_since(ready)
-        )
+        return unknown(Check.ACTIVE, subject, message, _SHOW_DAEMONS, where=where, since=ready.since)
     return _condition_fails(domain, ready, where)
 
 
@@ -221,13 +219,8 @@ def _condition_fails(domain: ComputeDomain, condition: Condition, where: tuple[s
             f"status: {len(domain.status.nodes)} nodes",
         ),
         where=where,
-        since=_condition_since(condition),
+        since=condition.since,
     )
-
-
-def _condition_since(condition: Condition) -> float | None:
-    time = condition.last_transition_time
-    return datetime.fromisoformat(time).timestamp() if time else None
 
 
 _SHOW_DAEMONS = f"kubectl get pods -A -o wide -l {names.COMPUTE_DOMAIN_LABEL}  # read the logs of its daemons"
@@ -273,7 +266,7 @@ def _one_clique(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator[Fin
             ),
             where=_domain_places(domain, cluster),
             sides=tuple(tuple(sides[clique]) for clique in sorted(sides)),
-            since=_condition_since(spans) if spans is not None and spans.status == "True" else None,
+            since=spans.since if spans is not None and spans.status == "True" else None,
         )
         return
     unlabelled = sorted(nodes - labels.keys())
