@@ -1,4 +1,4 @@
-"""What a controller or a node warns of in an event, the doctor finds, in the same words."""
+"""The doctor finds each warning of a controller or a node, in the words of its event."""
 
 import asyncio
 
