@@ -33,7 +33,6 @@ Arguments = dict[str, list[tuple[int, ...]]]
 MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
     "latency": site_latency.measured,
     "passes": site_passes.measured,
-    "idle": site_passes.idle,
     "rest": site_rest.measured,
     "peer": site_peer.measured,
     "memory": site_memory.measured,
@@ -44,7 +43,6 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
 FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
     "passes": [(100, 100), (1000, 1000)],
-    "idle": [],
     "rest": [(2, 7, 200)],
     "peer": [(7, 400)],
     "memory": [(100,), (1000,)],
@@ -55,7 +53,6 @@ FULL: Arguments = {
 QUICK: Arguments = {
     "latency": [(2, 3)],
     "passes": [(2, 2)],
-    "idle": [(2, 2)],
     "rest": [(1, 3, 32)],
     "peer": [(3, 300)],
     "memory": [(2,)],
@@ -64,9 +61,7 @@ QUICK: Arguments = {
     "postgres": [(1, 2)],
 }
 """Measure -> the arguments of each of its runs."""
-FILLED = ("passes", "idle")
-"""Measures whose second argument is the number of domains that a tenant has."""
-SIZED = ("latency", *FILLED, "memory", "sizing")
+SIZED = ("latency", "passes", "memory", "sizing")
 """Measures whose first argument is the number of domains."""
 
 
@@ -86,17 +81,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few domains and samples: shows that it works")
     parser.add_argument("--only", choices=MEASURES, help="one measure instead of all")
     parser.add_argument("--domains", type=int, help="one run, on a site of so many domains")
-    parser.add_argument(
-        "--filled", type=int, help="with --only passes or idle: domains that a tenant has; default: 1000"
-    )
+    parser.add_argument("--filled", type=int, help="with --only passes: domains that a tenant has")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
     if asked.domains is not None and asked.only not in SIZED:
         parser.error(f"--domains goes with --only and one of {', '.join(SIZED)}")
-    if asked.filled is not None and (asked.only not in FILLED or asked.domains is None):
-        parser.error(f"--filled goes with --domains and --only {' or '.join(FILLED)}")
-    if asked.only == "idle" and asked.filled is None and not asked.quick:
-        parser.error("--only idle needs --domains and --filled")
+    if asked.filled is not None and (asked.only != "passes" or asked.domains is None):
+        parser.error("--filled goes with --domains and --only passes")
     asked.folder.mkdir(parents=True, exist_ok=True)
     for measure in [asked.only] if asked.only else MEASURES:
         for arguments in _runs((QUICK if asked.quick else FULL)[measure], asked.domains, asked.filled):

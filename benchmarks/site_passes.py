@@ -37,21 +37,6 @@ async def measured(domains: int, filled: int, folder: Path) -> list[dict[str, An
     return [everything, nothing]
 
 
-async def idle(domains: int, filled: int, folder: Path) -> list[dict[str, Any]]:
-    """The row with nothing to do alone: large sites take minutes less to prepare.
-
-    One reconciler connects to the domains and reads them, where `measured` needs a second that begins with
-    everything to do. No timer ends meanwhile: on a busy machine the domains read first would be due again
-    before the last ones are read.
-    """
-    filled = min(filled, domains)
-    async with plant(domains, folder) as site, site.reconciling(interval=NO_TIMERS) as (reconciler, passes):
-        machines = await fill(site, filled)
-        await quiet(reconciler, passes)
-        await _require_ready(site, machines)
-        return [await _idle_pass(reconciler, passes, domains, machines)]
-
-
 async def fill(site: Plant, domains: int, trays: int = 18) -> int:
     """Give `trays` of every domain to one logical partition a domain; returns the number of machines."""
     where = (await site.ask("GET", "site"))[0]["id"]

@@ -1,16 +1,14 @@
-"""REST reads against the same handlers without SQL, and REST writes against bare commits to the same disk.
+"""REST reads against the same handlers without SQL.
 
 Rounds of both sides take turns, and the median of the rounds' ratios is what counts: what else the machine
 does meets both.
 """
 
 import asyncio
-import sqlite3
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -51,13 +49,12 @@ class Canned:
 
 
 async def measured(domains: int, rounds: int, requests: int, folder: Path) -> list[dict[str, Any]]:
-    """A row for each kind of read, and one for writes."""
+    """A row for each kind of read."""
     async with plant(domains, folder) as site:
         async with site.reconciling(acts=False):
             pass
         await fill(site, domains)
-        rows = [await _reads(site, name, path, rounds, requests) for name, path in await _paths(site)]
-        return [*rows, await _writes(site, rounds, requests, folder)]
+        return [await _reads(site, name, path, rounds, requests) for name, path in await _paths(site)]
 
 
 async def _paths(site: Plant) -> list[tuple[str, str]]:
@@ -83,42 +80,6 @@ async def _reads(site: Plant, name: str, path: str, rounds: int, requests: int) 
         await read(app)
     sides = [await _round(lambda: read(site.app), lambda: read(bare), requests) for _ in range(rounds)]
     return {"measure": "REST reads", "of": name, "against": "the same without SQL", **_ratios(sides)}
-
-
-async def _writes(site: Plant, rounds: int, requests: int, folder: Path) -> dict[str, Any]:
-    where = (await site.ask("GET", "site"))[0]["id"]
-    numbers = iter(range(10**9))
-
-    async def write() -> None:
-        body = {"siteId": where, "name": f"written-{next(numbers)}"}
-        status, answer = await call(site.app, "POST", f"{BASE}/nvlink-logical-partition", site.token, body)
-        assert status == 201, answer
-
-    with TemporaryDirectory(dir=folder) as beside:
-        raw = Raw(Path(beside))
-        sides = [await _round(write, raw.commit, requests) for _ in range(rounds)]
-        raw.close()
-    return {"measure": "REST writes", "of": "logical partitions", "against": "raw commits", **_ratios(sides)}
-
-
-class Raw:
-    """Bare SQLite with the durability of the site's store: one row, one commit, nothing around it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._connection = sqlite3.connect(folder / "raw.db", isolation_level=None)
-        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
-            self._connection.execute(f"PRAGMA {pragma}")
-        self._connection.execute("CREATE TABLE written (id INTEGER PRIMARY KEY, name TEXT)")
-
-    async def commit(self) -> None:
-        """Make one row durable."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        self._connection.execute("INSERT INTO written (name) VALUES (?)", ("a row like any other",))
-        self._connection.execute("COMMIT")
-
-    def close(self) -> None:
-        """Close."""
-        self._connection.close()
 
 
 Side = tuple[float, float]
