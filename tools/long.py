@@ -1,7 +1,8 @@
 """Checks that take longer than a change may wait for: `make long NAME=hunt`.
 
-A check is a list of units. Each unit is one command, and its result is kept below `build/long`, so the
-check can stop at any time and goes on with the next unit. It stops by itself after `MINUTES` (60). When
+A check is a list of units. Each unit is one command. Its result is added to `tests/long/NAME.json`, and its
+output is kept below `build/long`. So the check can stop at any time and goes on with the next unit. If the
+file is committed, it goes on in another checkout as well. It stops by itself after `MINUTES` (60). When
 every unit has run, it prints the failures and starts from the beginning at the next call.
 
 `hunt` looks for tests that depend on time. It runs `make test` three times and the tests in real time
@@ -13,7 +14,6 @@ Exit status: 1 if a unit failed, 3 if units are left.
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -26,7 +26,8 @@ from pathlib import Path
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "build" / "long"
+RESULTS = ROOT / "tests" / "long"
+OUTPUT = ROOT / "build" / "long"
 QUICK, REAL_TIME = 3, 5
 SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(10_000))"
 WRITE = """
@@ -55,6 +56,8 @@ class Result(msgspec.Struct, frozen=True):
     seconds: float
     load: float
     failures: list[str]
+    commit: str
+    """The commit of the checkout."""
 
 
 def pytest(*words: str) -> list[str]:
@@ -120,8 +123,19 @@ def run(unit: Unit) -> Result:
     status = 0 if done.returncode == 5 else done.returncode
     if status and not failures:
         failures = [(done.stdout + done.stderr)[-2000:]]
-    (RESULTS / f"{unit.name}.log").write_text(done.stdout + done.stderr)
-    return Result(unit.name, status, round(time.monotonic() - begun, 1), os.getloadavg()[0], failures)
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    (OUTPUT / f"{unit.name}.log").write_text(done.stdout + done.stderr)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return Result(
+        unit=unit.name,
+        status=status,
+        seconds=round(time.monotonic() - begun, 1),
+        load=round(os.getloadavg()[0], 1),
+        failures=failures,
+        commit=head.stdout.strip(),
+    )
 
 
 def main(words: list[str] | None = None) -> int:
@@ -133,7 +147,6 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--sample", action="store_true", help="one small unit; keeps no result")
     asked = parser.parse_args(words)
-    RESULTS.mkdir(parents=True, exist_ok=True)
     if asked.sample:
         result = run(SAMPLES[asked.name])
         print(f"{asked.name}: {result.unit}: {result.seconds} s, failed: {result.failures or 'none'}")
@@ -141,13 +154,18 @@ def main(words: list[str] | None = None) -> int:
     file = RESULTS / f"{asked.name}.json"
     results = msgspec.json.decode(file.read_bytes(), type=list[Result]) if file.exists() else []
     units = list(CHECKS[asked.name]())
+    done = {result.unit for result in results}
+    left = [unit for unit in units if unit.name not in done]
+    RESULTS.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * asked.minutes
-    for unit in units[len(results) :]:
+    for number, unit in enumerate(left, 1):
         results.append(run(unit))
-        file.write_text(json.dumps(msgspec.to_builtins(results), indent=1))
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
         print(f"{unit.name}: status {results[-1].status}, {results[-1].seconds} s", flush=True)
-        if len(results) < len(units) and time.monotonic() > deadline:
-            print(f"{asked.name}: {len(results)} of {len(units)} units done; the same command goes on")
+        if number < len(left) and time.monotonic() > deadline:
+            print(
+                f"{asked.name}: {len(left) - number} of {len(units)} units are left; the same command goes on"
+            )
             return 3
     for result in results:
         for failure in result.failures:

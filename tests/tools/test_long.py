@@ -24,6 +24,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         unit("c", "0"),
     ]
     monkeypatch.setattr(long, "RESULTS", tmp_path)
+    monkeypatch.setattr(long, "OUTPUT", tmp_path)
     monkeypatch.setattr(long, "CHECKS", {"hunt": lambda: units})
     return file
 
