@@ -139,11 +139,13 @@ $(GPU_VENV)/.complete: requirements/runtime.txt requirements/nixl.txt
 	@$(OFFLINE) --no-deps -r requirements/nixl.txt || echo "test-gpu: NO NIXL among $(WHEELS): the transfer is skipped"
 	@touch $@
 
-lint: venv  ## ruff, mypy, import contracts and the ceilings of ceilings.toml
+# A docstring of the service is a line of the generated client, and a change of prose is tested by nothing else.
+lint: venv  ## ruff, mypy, import contracts, the generated client and the ceilings of ceilings.toml
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -n 0 tests/client/test_generated.py
 	$(BIN)/python -m tools.ratchets
 
 # After a change that lowers a figure of ceilings.toml. Nothing raises one but an edit of the file.
