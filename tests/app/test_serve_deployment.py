@@ -172,7 +172,7 @@ def test_a_backup_of_a_running_service_brings_it_back(ground, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_database_of_the_first_version_is_upgraded(ground):
+def test_the_database_of_the_first_release_is_upgraded(ground):
     home = ground.directory / "home"
     home.mkdir()
     engine = sa.create_engine(f"sqlite:///{home / 'site.db'}")
@@ -181,7 +181,7 @@ def test_the_database_of_the_first_version_is_upgraded(ground):
         scripts = Path(migrate_module.__file__).parent / "migrations"
         alembic.set_main_option("script_location", str(scripts))
         alembic.attributes["connection"] = conn
-        command.upgrade(alembic, "0001")
+        command.upgrade(alembic, "0019")
         insert = "INSERT INTO provider (id, org, created, updated) VALUES ('p', 'acme', 1, 1)"
         conn.exec_driver_sql(insert)
     engine.dispose()

@@ -18,7 +18,6 @@ ALLOWED = {
     "runtime/foreign_text.py": "it is the decoder",
     "runtime/yaml_events.py": "it is the decoder of YAML",
     "carve/observation/latest.py": f"columns of the site's database: {OUR_OWN}",
-    "carve/store/migrations/versions/0011_trays_in_foreign_partitions.py": f"the same columns: {OUR_OWN}",
     "claim/node/slices.py": "the same function has just encoded it",
     "topology/profiles/__init__.py": "files of the package",
     "testing/child_process.py": "arguments and output of a child process that is this program",

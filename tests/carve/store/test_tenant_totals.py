@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
-from rackloom.carve.store import schema
-from rackloom.carve.store.database import DATABASE, Store
+from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import (
     instance,
     logical_partition,
@@ -126,26 +123,5 @@ def test_rows_are_counted_as_they_come_and_go(opening: Callable[[], Any]) -> Non
             assert sum((await store.read(totals)).values()) == 8
         finally:
             await store.close()
-
-    asyncio.run(main())
-
-
-def test_an_upgrade_counts_what_is_there(tmp_path: Path) -> None:
-    engine = sa.create_engine(f"sqlite:///{tmp_path / DATABASE}")
-    config = Config()
-    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
-    with engine.begin() as conn:
-        config.attributes["connection"] = conn
-        command.upgrade(config, "0015")
-        furnish(conn)
-        give(conn, "first", 3)
-        give(conn, "second", 1)
-    engine.dispose()
-    store = Store.inline(tmp_path)
-
-    async def main() -> None:
-        assert await store.read(totals) == await store.read(counted)
-        assert (await store.read(totals))["first", QuotaKind.INSTANCES] == 3
-        await store.close()
 
     asyncio.run(main())

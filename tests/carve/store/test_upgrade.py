@@ -16,27 +16,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import DATABASE, Store
 from rackloom.carve.store.schema import metadata
+from rackloom.errors import Refused
 
-OLD = [
-    "0001",
-    "0002",
-    "0003",
-    "0004",
-    "0005",
-    "0006",
-    "0007",
-    "0008",
-    "0009",
-    "0010",
-    "0011",
-    "0012",
-    "0013",
-    "0014",
-    "0015",
-    "0016",
-    "0017",
-    "0018",
-]
+OLD = ["0019"]
 Rows = dict[str, list[dict[str, Any]]]
 FACTS = json.dumps({"partitions": [{"id": 7, "name": "theirs", "guid_based": True, "members": [9]}]})
 """The reading of a controller, with a partition that is not in the records."""
@@ -113,21 +95,18 @@ def test_on_sqlite(tmp_path: Path, revision: str) -> None:
     assert asyncio.run(run()) == []
 
 
-def test_trays_in_partitions_that_the_site_did_not_make_are_known_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("revision", ["0012", "9999"])
+def test_tables_of_a_version_that_is_not_known_are_refused_and_stay(tmp_path: Path, revision: str) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / DATABASE}")
     with engine.begin() as conn:
-        _as_of(conn, "0010")
-        conn.execute(sa.text("UPDATE machine_gpu SET guid = '9'"))
+        _as_of(conn, "0019")
+        conn.execute(sa.text("UPDATE alembic_version SET version_num = :v"), {"v": revision})
+        before = _all(conn, "tenant")
+    with pytest.raises(Refused, match=f"another version.*{revision}"):
+        Store.open(tmp_path)
+    with engine.begin() as conn:
+        assert _all(conn, "tenant") == before
     engine.dispose()
-
-    async def run() -> dict[str, Any]:
-        store = Store.open(tmp_path)
-        try:
-            return await store.read(_only, "foreign_tray")
-        finally:
-            await store.close()
-
-    assert asyncio.run(run()) == {"machine_id": "one", "partition_id": 7, "name": "theirs"}
 
 
 @pytest.mark.slow

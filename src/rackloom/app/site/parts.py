@@ -28,7 +28,6 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 import structlog
-from alembic.util import CommandError
 
 from rackloom.app.config import Config, NvlinkConfig, SecretsConfig, VaultConfig
 from rackloom.app.process import elapsed_seconds
@@ -272,7 +271,7 @@ def open_home_store(home: Path) -> Store:
     """The records in a home directory. Raises Refused when they cannot be opened, or take no writes."""
     try:
         return Store.open(home)
-    except (OSError, StoreUnavailable, sa.exc.DatabaseError, sqlite3.Error, CommandError) as error:
+    except (OSError, StoreUnavailable, sa.exc.DatabaseError, sqlite3.Error) as error:
         raise _unopened_store(home, error) from error
 
 
