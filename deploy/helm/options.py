@@ -43,7 +43,7 @@ DECIDED = {
     "verbose": "off: it logs each request",
     "additional-namespaces": "imex.additionalNamespaces: controller and plugin must agree",
 }
-"""Options that are no value of their own, and what sets them."""
+"""Options without a value in the chart, and the setting that decides them."""
 _JSON_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", Path: "string"}
 
 

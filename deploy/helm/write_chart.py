@@ -1,10 +1,10 @@
 """Writes the chart rackloom/ from deploy/kubernetes: `python -m deploy.helm.write_chart`.
 
-What the chart installs is what kustomize builds of the base and of the overlay `webhook`: this program reads
-the same files, and puts expressions of Helm in the places that values may change. The defaults of these
-values are taken from the files, those of options from the commands (`options.py`). A test compares what is
-checked in with what this program writes, and another what `helm template` renders with what
-`kubectl kustomize` builds, for the defaults and for each values file beside this program.
+The chart installs the same objects that kustomize builds from the base and the overlay `webhook`. This
+program reads the same files, and puts expressions of Helm in the places that values may change. The defaults
+of these values are taken from the files, those of options from the commands (`options.py`). A test compares
+what is checked in with what this program writes, and another what `helm template` renders with what `kubectl
+kustomize` builds, for the defaults and for each values file beside this program.
 
 An expression is put into an object as a token, which `text_of` replaces once the object is YAML.
 """

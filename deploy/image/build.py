@@ -148,7 +148,7 @@ def own_tree() -> Tree:
 
 
 def build(arch: str, target: str, out: Path) -> Path:
-    """Write the layers and the archive of an image; where the archive is.
+    """Write the layers and the archive of an image, and return the path of the archive.
 
     Raises:
         BuildError: an input cannot be had.
@@ -165,7 +165,7 @@ def build(arch: str, target: str, out: Path) -> Path:
 
 
 def architecture() -> str | None:
-    """What this machine has; None where there is no image for it."""
+    """The architecture of this machine, or None if there is no image for it."""
     return _MACHINES.get(platform.machine())
 
 
@@ -222,7 +222,7 @@ def _wheels(arch: str, pins: Path) -> Tree:
 
 
 def _finished(tree: Tree) -> Tree:
-    """The tree with bytecode, and without what no program reads."""
+    """The tree with bytecode, without files that no program reads."""
     need = debian.needs()
     python = compiler(need.python)
     return without(tree if python is None else with_bytecode(tree, python), need.leave, need.keep)
@@ -316,7 +316,7 @@ def _run(*command: str) -> None:
 
 @cache
 def _compiler() -> str:
-    """Which Python compiles; nothing where none is there."""
+    """The version of the Python that compiles, or an empty text without one."""
     python = compiler(debian.needs().python)
     return subprocess.check_output([python, "-VV"], text=True).strip() if python else ""
 
