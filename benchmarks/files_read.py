@@ -51,6 +51,13 @@ STORIES = (
         "::test_a_change_wakes_the_domain_and_ready_means_seen",
         "order",
         30,
+        # A replica looks at intervals which endpoints are its own. A thread reads the store.
+        frozenset(
+            {
+                ("carve/reconcile/loop.py", "_follow_share"),
+                ("carve/reconcile/leases.py", "share_of_sole_replica"),
+            }
+        ),
     ),
     Story(
         "one prepared GPU claim",

@@ -32,8 +32,13 @@ LIMITS = (
 )  # fmt: skip
 UNUSED = ("HTTPValidationError", "ValidationError")
 """The framework's own, which no operation answers with."""
-LEFT_OUT = ("domain/nvlink", "nvlink-nmxc-endpoint", "service-account/{")
-"""Paths of operations for the hardware and for the accounts of programs. Operators use `rackloom admin`."""
+ROLES = {"MEMBER", "TENANT_ADMIN"}
+"""The client has the operations that one of these may call. Operators use `rackloom admin`."""
+LEFT_OUT = (
+    *("service-account", "role", "subnet", "vpc-prefix", "interface"),
+    *("instance/{instanceId}/infiniband-interface", "instance/{instanceId}/interface"),
+)
+"""Paths of operations for accounts, and of networks that the service does not have."""
 PAGING = ("pageNumber", "pageSize")
 NAMES = FieldNameResolver(snake_case_field=True)
 
@@ -41,7 +46,11 @@ NAMES = FieldNameResolver(snake_case_field=True)
 def document() -> Any:
     """The document as the service serves it, without operations that are left out and what only they need."""
     served = create_app(Mock()).openapi()
-    served["paths"] = {path: item for path, item in served["paths"].items() if not is_left_out(path)}
+    paths = {
+        path: {method: operation for method, operation in item.items() if not is_left_out(path, operation)}
+        for path, item in served["paths"].items()
+    }
+    served["paths"] = {path: item for path, item in paths.items() if item}
     needed, found = set[str](), set(_references(served["paths"]))
     while found - needed:
         needed |= found
@@ -51,10 +60,9 @@ def document() -> Any:
     return served
 
 
-def is_left_out(path: str) -> bool:
-    """Whether the client has no function for the operations of a path."""
-    below = path.removeprefix(PREFIX)
-    return below == "service-account" or below.startswith(LEFT_OUT)
+def is_left_out(path: str, operation: Any) -> bool:
+    """Whether the client has no function for an operation of a path."""
+    return path.removeprefix(PREFIX).startswith(LEFT_OUT) or not ROLES & {*operation["x-rackloom-roles"]}
 
 
 def _references(part: Any) -> Iterator[str]:

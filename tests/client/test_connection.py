@@ -76,7 +76,7 @@ def test_a_file_and_a_function_are_asked_for_each_request(tmp_path: Path) -> Non
         client = Client(Connection(url=URL, org="demo", token=token), transport=httpx2.MockTransport(answer))
         for content in ("a\n", "b\n"):
             file.write_text(content)
-            client.call(operations.get_all_role())
+            client.call(operations.get_machine_gpu_stats())
     assert seen == ["Bearer a", "Bearer b", "Bearer c", "Bearer d"]
 
 
@@ -108,7 +108,7 @@ def test_no_token_is_shown(caplog: Any) -> None:
     texts = [repr(connection), repr(client), f"{client.__dict__}"]
     for error in (SignIn, NotDecided):
         with pytest.raises(error) as caught:
-            client.call(operations.get_all_role())
+            client.call(operations.get_machine_gpu_stats())
         texts += [str(caught.value), repr(caught.value), f"{caught.getrepr(showlocals=False)}"]
     assert SECRET not in "".join(texts) + caplog.text
 

@@ -27,9 +27,9 @@ from rackloom.client import (
 from rackloom.errors import Refused, Retry, Unknown
 
 CONNECTION = Connection(url="https://site.example", org="demo", token="t")
-READ, DELETE = operations.get_all_role(), operations.delete_vpc("v")
-CHANGE = operations.cordon_machine("m", models.Because(reason="a test"))
-ROLES: list[Any] = []
+READ, DELETE = operations.get_machine_gpu_stats(), operations.delete_vpc("v")
+CHANGE = operations.create_vpc(models.VpcCreate(name="net", site_id="s"))
+GPUS: list[Any] = []
 Answer = httpx2.Response | Exception
 
 
@@ -76,7 +76,7 @@ def refused() -> Exception:
     return httpx2.ConnectError("nobody listens")
 
 
-def ok(value: Any = ROLES) -> httpx2.Response:
+def ok(value: Any = GPUS) -> httpx2.Response:
     return httpx2.Response(200, json=value)
 
 
@@ -140,7 +140,7 @@ def test_a_change_is_repeated_where_the_caller_says_that_it_may_be() -> None:
     site = Site(lost(), problem(503), problem(409))
     with pytest.raises(Conflict):
         site.client().call(CHANGE, safe=True)
-    assert [request.content for request in site.requests] == [b'{"reason":"a test"}'] * 3
+    assert [request.content for request in site.requests] == [b'{"name":"net","siteId":"s"}'] * 3
 
 
 def test_a_deletion_is_repeated() -> None:
@@ -322,7 +322,7 @@ def test_a_task_can_be_cancelled_and_the_client_goes_on(where: str) -> None:
         await asyncio.Event().wait()
 
     async def answer(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path.endswith("/role"):
+        if request.url.path.endswith("/machine/gpu/stats"):
             return ok()
         return await wait_for_ever(request) if where == "request" else problem(503)
 

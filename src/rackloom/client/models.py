@@ -10,45 +10,12 @@ from msgspec import Meta, field
 from rackloom.client.call import Model
 
 
-class AdoptionOwner(Model, frozen=True, kw_only=True):
-    """The owner of an adopted partition, by names. What does not exist of it is created."""
-
-    tenant_org: str
-    vpc_name: str
-    nv_link_logical_partition_name: str
-
-
-class AllocationConstraint(Model, frozen=True, kw_only=True):
-    """So many machines of a type."""
-
-    resource_type: Literal["InstanceType"]
-    resource_type_id: str
-    constraint_type: Literal["Reserved"]
-    constraint_value: int
-
-
-class AllocationConstraintUpdate(Model, frozen=True, kw_only=True):
-    """Another number of machines."""
-
-    constraint_value: int
-
-
 class AllocationCounts(Model, frozen=True, kw_only=True):
     """Machines by allocation."""
 
     allocated_in_use: int
     allocated_not_in_use: int
     unallocated: int
-
-
-class AllocationCreate(Model, frozen=True, kw_only=True):
-    """What a tenant may use of a site."""
-
-    name: str
-    tenant_id: str
-    site_id: str
-    description: str | None = None
-    allocation_constraints: list[AllocationConstraint] | None = None
 
 
 class AllocationStats(Model, frozen=True, kw_only=True):
@@ -97,22 +64,6 @@ class AuditEntry(Model, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class AuditRetention(Model, frozen=True, kw_only=True):
-    """Where the audit log begins, and what was removed before."""
-
-    oldest_entry_id: str | None
-    oldest_timestamp: datetime | None
-    removed_entries: int
-    removed_up_to: str | None
-    removed_until: datetime | None
-
-
-class Because(Model, frozen=True, kw_only=True):
-    """Why it is done."""
-
-    reason: str
-
-
 class BlockedGpu(Model, frozen=True, kw_only=True):
     """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
 
@@ -136,29 +87,6 @@ class CautionAnswer(Model, frozen=True, kw_only=True):
 
     type: Literal["LogicalPartitionSpansDomains", "TraySplit", "ForeignPartition"]
     message: str
-
-
-class Drain(Model, frozen=True, kw_only=True):
-    """The drain of a tray."""
-
-    id: str
-    machine_id: str
-    instance_id: str | None
-    status: Literal["Draining", "Drained", "Ended"]
-    message: str
-    reason: str
-    asked_by: str
-    started: datetime
-    drained: datetime | None
-    ended: datetime | None
-
-
-class FoundPartition(Model, frozen=True, kw_only=True):
-    """A partition that was found on a switch, by its name."""
-
-    reason: str
-    nv_link_domain_id: str
-    name: str
 
 
 class GpuStats(Model, frozen=True, kw_only=True):
@@ -228,12 +156,6 @@ class LogicalPartitionPlan(Model, frozen=True, kw_only=True):
     site_id: str
 
 
-class MachineAssociation(Model, frozen=True, kw_only=True):
-    """Machines that shall be of an instance type."""
-
-    machine_ids: list[str]
-
-
 class MachineAssociationAnswer(Model, frozen=True, kw_only=True):
     """A machine of an instance type; the id of the association is that of the machine."""
 
@@ -241,15 +163,6 @@ class MachineAssociationAnswer(Model, frozen=True, kw_only=True):
     updated: datetime
     machine_id: str
     instance_type_id: str
-
-
-class MachineCapability(Model, frozen=True, kw_only=True):
-    """What a machine of a type has."""
-
-    type: Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
-    name: str
-    count: int | None = None
-    device_type: str | None = None
 
 
 class MachineReservation(Model, frozen=True, kw_only=True):
@@ -269,35 +182,6 @@ class MachineStats(Model, frozen=True, kw_only=True):
     total_by_health: HealthCounts
     total_by_status_and_health: dict[str, HealthCounts]
     total_by_allocation: AllocationCounts
-
-
-class MachineStatusBreakdown(Model, frozen=True, kw_only=True):
-    """Machines by status."""
-
-    total: int
-    initializing: int
-    ready: int
-    in_use: int
-    error: int
-    maintenance: int
-    unknown: int
-
-
-class MachineSummary(Model, frozen=True, kw_only=True):
-    """Machines with and without an instance type."""
-
-    assigned: MachineStatusBreakdown
-    unassigned: MachineStatusBreakdown
-
-
-class MachineUpdate(Model, frozen=True, kw_only=True):
-    """Exactly one change of a machine; `maintenanceMessage` goes with the begin of maintenance."""
-
-    instance_type_id: str | None = None
-    clear_instance_type: bool | None = None
-    set_maintenance_mode: bool | None = None
-    maintenance_message: str | None = None
-    labels: dict[str, str] | None = None
 
 
 class Message(Model, frozen=True, kw_only=True):
@@ -336,26 +220,6 @@ class NVLinkInfo(Model, frozen=True, kw_only=True):
     gpus: list[NVLinkGpu]
 
 
-class NVLinkOperation(Model, frozen=True, kw_only=True):
-    """Something that was asked of a switch controller, and what came of it."""
-
-    id: int
-    nv_link_domain_id: str | None
-    plan_id: str
-    kind: str
-    partition_name: str
-    asked_by: str
-    reason: str
-    detail: dict[str, Any]
-    state: Literal["pending", "done", "refused", "unknown"]
-    code: str | None
-    message: str | None
-    observed_at: datetime
-    started: datetime
-    finished: datetime | None
-    observed_after: datetime | None
-
-
 class ObjectStats(Model, frozen=True, kw_only=True):
     """Objects by status."""
 
@@ -372,11 +236,6 @@ class OwnPartition(Model, frozen=True, kw_only=True):
 
     id: str
     gpus: int
-
-
-Owner: TypeAlias = Annotated[
-    Literal["site", "tray", "default", "released", "foreign"], Meta(description="Whose a partition is.")
-]
 
 
 class PartitionStats(Model, frozen=True, kw_only=True):
@@ -401,20 +260,6 @@ class Problem(Model, frozen=True, kw_only=True):
     data: dict[str, Any] | None
 
 
-class ProviderMachineStats(Model, frozen=True, kw_only=True):
-    """Machines of a provider by status."""
-
-    total: int
-    initializing: int
-    reset: int
-    ready: int
-    in_use: int
-    decommissioned: int
-    unknown: int
-    error: int
-    maintenance: int
-
-
 QuotaKind: TypeAlias = Annotated[
     Literal["nvLinkLogicalPartitions", "vpcs", "instances", "nvLinkInterfaces", "reservedTrays"],
     Meta(description="What is counted, by the name in REST."),
@@ -430,39 +275,6 @@ class ReservedMachine(Model, frozen=True, kw_only=True):
     state: str
 
 
-class RoleUpdate(Model, frozen=True, kw_only=True):
-    """What shall be changed of a custom role."""
-
-    description: str | None = None
-    permissions: list[str] | None = None
-
-
-class ServiceAccount(Model, frozen=True, kw_only=True):
-    """Whether an org is provider and tenant in one."""
-
-    enabled: bool
-    infrastructure_provider_id: str | None
-    tenant_id: str | None
-
-
-Side: TypeAlias = Annotated[
-    Literal["TENANT", "PROVIDER"],
-    Meta(
-        description="As what a caller acts for its organisation: as a tenant of sites, or as their provider."
-    ),
-]
-
-
-class SiteCapabilities(Model, frozen=True, kw_only=True):
-    """Capabilities to switch; one that is not named stays."""
-
-    native_networking: bool | None = None
-    network_security_group: bool | None = None
-    nv_link_partition: bool | None = None
-    flow: bool | None = None
-    image_based_operating_system: bool | None = None
-
-
 class SiteCapabilitiesAnswer(Model, frozen=True, kw_only=True):
     """What a site can do."""
 
@@ -473,20 +285,6 @@ class SiteCapabilitiesAnswer(Model, frozen=True, kw_only=True):
     image_based_operating_system: bool
 
 
-class SiteContact(Model, frozen=True, kw_only=True):
-    """Who answers for a site."""
-
-    email: str | None = None
-
-
-class SiteLocation(Model, frozen=True, kw_only=True):
-    """Where a site is."""
-
-    city: str | None = None
-    state: str | None = None
-    country: str | None = None
-
-
 class StatusDetail(Model, frozen=True, kw_only=True):
     """One entry of a status history."""
 
@@ -494,35 +292,6 @@ class StatusDetail(Model, frozen=True, kw_only=True):
     updated: datetime
     status: str
     message: str | None
-
-
-Step: TypeAlias = Annotated[
-    Literal[
-        "pause",
-        "resume",
-        "cordon",
-        "uncordon",
-        "drain",
-        "end-drain",
-        "force-delete",
-        "adopt",
-        "release",
-        "create-endpoint",
-        "update-endpoint",
-        "delete-endpoint",
-        "switch-power",
-        "update-firmware",
-        "import",
-        "undo-import",
-        "reserve",
-        "change-reservation",
-        "end-reservation",
-        "delete-machine",
-    ],
-    Meta(
-        description="What an operator can do to a domain, machine, partition or endpoint, or for an organisation."
-    ),
-]
 
 
 class TenantAccountStats(Model, frozen=True, kw_only=True):
@@ -556,29 +325,6 @@ class TrayInForeignPartition(Model, frozen=True, kw_only=True):
     machine_id: str
     partition_id: int
     partition_name: str
-
-
-class TrayReservationCreate(Model, frozen=True, kw_only=True):
-    """Keep trays for a tenant: those with `machineIds`, or `count` of an instance type."""
-
-    reason: str
-    tenant_id: str
-    until: datetime
-    machine_ids: list[str] | None = None
-    instance_type_id: str | None = None
-    count: int | None = None
-    nv_link_domain_id: str | None = None
-    rack: str | None = None
-    topology_optimized: bool | None = None
-
-
-class TrayReservationUpdate(Model, frozen=True, kw_only=True):
-    """Another end, other trays, or fewer of them; what is left out stays."""
-
-    reason: str
-    until: datetime | None = None
-    machine_ids: list[str] | None = None
-    count: int | None = None
 
 
 class TrayReservedForOthers(Model, frozen=True, kw_only=True):
@@ -663,28 +409,6 @@ class Renaming(Model, frozen=True, kw_only=True):
     description: str | None = None
 
 
-class AccessRole(Model, frozen=True, kw_only=True):
-    """A role, with all that it allows; a built-in one has no times."""
-
-    name: str
-    side: Side
-    built_in: bool
-    description: str | None
-    permissions: list[str]
-    created: datetime | None
-    updated: datetime | None
-
-
-class Adoption(Model, frozen=True, kw_only=True):
-    """A found partition, and the logical partition that it shall serve, or the owner."""
-
-    reason: str
-    nv_link_domain_id: str
-    name: str
-    nv_link_logical_partition_id: str | None = None
-    owner: AdoptionOwner | None = None
-
-
 class AllocationConstraintAnswer(Stored, frozen=True, kw_only=True):
     """So many machines of a type."""
 
@@ -693,10 +417,6 @@ class AllocationConstraintAnswer(Stored, frozen=True, kw_only=True):
     resource_type_id: str
     constraint_type: Literal["Reserved"]
     constraint_value: int
-
-
-class AllocationUpdate(Renaming, frozen=True, kw_only=True):
-    """Changes of an allocation."""
 
 
 class InstanceBatchCreate(Model, frozen=True, kw_only=True):
@@ -741,23 +461,6 @@ class InstanceType(Named, frozen=True, kw_only=True):
     allocation_stats: AllocationStats | None = None
 
 
-class InstanceTypeCreate(Model, frozen=True, kw_only=True):
-    """A new instance type."""
-
-    name: str
-    site_id: str
-    description: str | None = None
-    labels: dict[str, str] | None = None
-    machine_capabilities: list[MachineCapability] | None = None
-
-
-class InstanceTypeUpdate(Renaming, frozen=True, kw_only=True):
-    """Changes of an instance type."""
-
-    labels: dict[str, str] | None = None
-    machine_capabilities: list[MachineCapability] | None = None
-
-
 class InstanceUpdate(Model, frozen=True, kw_only=True):
     """Changes of an instance; a list of interfaces replaces the present one."""
 
@@ -765,13 +468,6 @@ class InstanceUpdate(Model, frozen=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     nv_link_interfaces: list[InterfaceBody] | None = None
-
-
-class KeptInterface(Stored, frozen=True, kw_only=True):
-    """A network interface as the request asked for it; nothing here acts on it."""
-
-    instance_id: str
-    status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
 
 
 class LogicalPartitionUpdate(Renaming, frozen=True, kw_only=True):
@@ -816,33 +512,6 @@ class NVLinkDomain(Model, frozen=True, kw_only=True):
     own_logical_partitions: list[OwnPartition]
 
 
-class NVLinkPartition(Model, frozen=True, kw_only=True):
-    """A partition as the switch controller shows it, and whose it is."""
-
-    id: int
-    name: str
-    nv_link_domain_id: str
-    owner: Owner
-    nv_link_logical_partition_id: str | None
-    gpu_guids: list[str]
-    health: str
-    is_guid_based: bool
-    multicast_groups: int
-    observed_at: datetime
-
-
-class OperatorStep(Model, frozen=True, kw_only=True):
-    """Something that an operator did."""
-
-    id: int
-    step: Step
-    subject: str
-    nv_link_domain_id: str | None
-    asked_by: str
-    reason: str
-    created: datetime
-
-
 class Org(Stored, frozen=True, kw_only=True):
     """A tenant or provider."""
 
@@ -858,42 +527,12 @@ class PlannedInstance(Model, frozen=True, kw_only=True):
     nv_link_interfaces: list[PlannedInterface]
 
 
-class ProviderStats(Model, frozen=True, kw_only=True):
-    """What a provider has."""
-
-    machine: ProviderMachineStats
-    ip_block: ObjectStats
-    tenant_account: TenantAccountStats
-
-
 class Quota(Model, frozen=True, kw_only=True):
     """How many objects of a kind a tenant may have, and has."""
 
     resource: QuotaKind
     limit: int
     used: int
-
-
-class QuotaChange(Model, frozen=True, kw_only=True):
-    """Another limit; null returns to the default."""
-
-    resource: QuotaKind
-    limit: int | None
-
-
-class QuotaUpdate(Model, frozen=True, kw_only=True):
-    """The limits to change; the others stay."""
-
-    quotas: list[QuotaChange]
-
-
-class RoleCreate(Model, frozen=True, kw_only=True):
-    """A custom role."""
-
-    name: str
-    side: Side
-    permissions: list[str]
-    description: str | None = None
 
 
 class Site(Named, frozen=True, kw_only=True):
@@ -916,22 +555,6 @@ class SiteSummary(Reference, frozen=True, kw_only=True):
     status: str
 
 
-class SiteUpdate(Renaming, frozen=True, kw_only=True):
-    """Changes of a site; what is not named stays. The serial console is kept, and not acted on."""
-
-    capabilities: SiteCapabilities | None = None
-    location: SiteLocation | None = None
-    contact: SiteContact | None = None
-    serial_console_hostname: str | None = None
-    is_serial_console_enabled: bool | None = None
-    serial_console_idle_timeout: int | None = None
-    serial_console_max_session_length: int | None = None
-    is_serial_console_ssh_keys_enabled: bool | None = field(
-        name="isSerialConsoleSSHKeysEnabled", default=None
-    )
-    renew_registration_token: bool | None = None
-
-
 class Summary(Reference, frozen=True, kw_only=True):
     """An object in one line."""
 
@@ -944,30 +567,6 @@ class Tenant(Stored, frozen=True, kw_only=True):
 
     org: str
     capabilities: TenantCapabilities
-
-
-class TenantTypeAllocation(Reference, frozen=True, kw_only=True):
-    """Machines of a type that one allocation gives."""
-
-    total: int
-
-
-class TenantTypeStats(Reference, frozen=True, kw_only=True):
-    """What a tenant was given of a type, and uses."""
-
-    allocated: int
-    used_machine_stats: MachineStatusBreakdown
-    max_allocatable: int
-    allocations: list[TenantTypeAllocation]
-
-
-class TenantTypes(Model, frozen=True, kw_only=True):
-    """A tenant, with the instance types of which it was given machines."""
-
-    id: str
-    org: str
-    org_display_name: str
-    instance_types: list[TenantTypeStats]
 
 
 class TrayReservation(Stored, frozen=True, kw_only=True):
@@ -986,12 +585,6 @@ class TrayReservation(Stored, frozen=True, kw_only=True):
     reason: str | None
     asked_by: str | None
     machines: list[ReservedMachine] | None
-
-
-class TypeTenantAllocation(Reference, frozen=True, kw_only=True):
-    """Machines of a type that one allocation gives."""
-
-    allocated: int
 
 
 class Vpc(Named, frozen=True, kw_only=True):
@@ -1091,14 +684,6 @@ class NVLinkLogicalPartition(Named, frozen=True, kw_only=True):
     nv_link_interfaces: list[InterfaceSummary] | None = None
 
 
-class TypeTenant(Reference, frozen=True, kw_only=True):
-    """What a tenant was given of a type, and uses."""
-
-    allocated: int
-    used_machine_stats: MachineStatusBreakdown
-    allocations: list[TypeTenantAllocation]
-
-
 class Instance(Named, frozen=True, kw_only=True):
     """An instance."""
 
@@ -1126,13 +711,3 @@ class Instance(Named, frozen=True, kw_only=True):
     unknown_since: datetime | None
     status_history: list[StatusDetail]
     warnings: list[CautionAnswer] | None = None
-
-
-class MachineTypeStats(Reference, frozen=True, kw_only=True):
-    """The machines of an instance type, and who has them."""
-
-    assigned_machine_stats: MachineStatusBreakdown
-    allocated: int
-    max_allocatable: int
-    used_machine_stats: MachineStatusBreakdown
-    tenants: list[TypeTenant]

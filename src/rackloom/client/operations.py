@@ -23,44 +23,12 @@ def get_current_tenant() -> Call[models.Tenant]:
     return make_call("get-current-tenant GET tenant/current", models.Tenant)
 
 
-def get_current_infrastructure_provider() -> Call[models.Org]:
-    """The infrastructure provider of the org.
-
-    GET /infrastructure-provider/current
-    """
-    return make_call("get-current-infrastructure-provider GET infrastructure-provider/current", models.Org)
-
-
-def get_current_service_account() -> Call[models.ServiceAccount]:
-    """Whether the org is provider and tenant in one, and as which.
-
-    GET /service-account/current
-    """
-    return make_call("get-current-service-account GET service-account/current", models.ServiceAccount)
-
-
 def get_current_tenant_quota() -> Call[list[models.Quota]]:
     """The caller's quotas.
 
     GET /tenant/current/quota
     """
     return make_call("get-current-tenant-quota GET tenant/current/quota", list[models.Quota])
-
-
-def get_tenant_quota(tenant_id: str) -> Call[list[models.Quota]]:
-    """The quotas of a tenant that has an allocation at a site of the caller.
-
-    GET /tenant/{tenantId}/quota
-    """
-    return make_call("get-tenant-quota GET tenant/{tenant_id}/quota", list[models.Quota], locals())
-
-
-def update_tenant_quota(tenant_id: str, body: models.QuotaUpdate) -> Call[list[models.Quota]]:
-    """Set limits. One below what the tenant has takes nothing away, and refuses anything new.
-
-    PATCH /tenant/{tenantId}/quota
-    """
-    return make_call("update-tenant-quota PATCH tenant/{tenant_id}/quota", list[models.Quota], locals())
 
 
 def get_all_site(
@@ -94,14 +62,6 @@ def get_site(site_id: str, *, include_relation: Many[str] | None = None) -> Call
     return make_call("get-site GET site/{site_id}", models.Site, locals())
 
 
-def update_site(site_id: str, body: models.SiteUpdate) -> Call[models.Site]:
-    """Change what is said of a site, and switch its capabilities.
-
-    PATCH /site/{siteId}
-    """
-    return make_call("update-site PATCH site/{site_id}", models.Site, locals())
-
-
 def get_site_status_history(site_id: str, *, order_by: str | None = None) -> PagedCall[models.StatusDetail]:
     """How the site came to its status, newest first.
 
@@ -133,14 +93,6 @@ def get_all_instance_type(
     return make_paged_call("get-all-instance-type GET instance/type", models.InstanceType, locals())
 
 
-def create_instance_type(body: models.InstanceTypeCreate) -> Call[models.InstanceType]:
-    """A new instance type.
-
-    POST /instance/type
-    """
-    return make_call("create-instance-type POST instance/type", models.InstanceType, locals())
-
-
 def get_instance_type(
     instance_type_id: str,
     *,
@@ -156,117 +108,12 @@ def get_instance_type(
     return make_call("get-instance-type GET instance/type/{instance_type_id}", models.InstanceType, locals())
 
 
-def update_instance_type(instance_type_id: str, body: models.InstanceTypeUpdate) -> Call[models.InstanceType]:
-    """Change an instance type.
-
-    PATCH /instance/type/{instanceTypeId}
-    """
-    return make_call(
-        "update-instance-type PATCH instance/type/{instance_type_id}", models.InstanceType, locals()
-    )
-
-
-def delete_instance_type(instance_type_id: str) -> Call[models.Message]:
-    """Delete an instance type that nothing refers to.
-
-    DELETE /instance/type/{instanceTypeId}
-    """
-    return make_call("delete-instance-type DELETE instance/type/{instance_type_id}", models.Message, locals())
-
-
-def get_instance_type_machine_association(
-    instance_type_id: str, *, include_relation: Many[str] | None = None, order_by: str | None = None
-) -> PagedCall[models.MachineAssociationAnswer]:
-    """The machines of an instance type.
-
-    GET /instance/type/{instanceTypeId}/machine
-    """
-    return make_paged_call(
-        "get-instance-type-machine-association GET instance/type/{instance_type_id}/machine",
-        models.MachineAssociationAnswer,
-        locals(),
-    )
-
-
-def create_instance_type_machine_association(
-    instance_type_id: str, body: models.MachineAssociation
-) -> Call[list[models.MachineAssociationAnswer]]:
-    """Make machines of the site machines of this type.
-
-    POST /instance/type/{instanceTypeId}/machine
-    """
-    return make_call(
-        "create-instance-type-machine-association POST instance/type/{instance_type_id}/machine",
-        list[models.MachineAssociationAnswer],
-        locals(),
-    )
-
-
-def delete_instance_type_machine_association(
-    instance_type_id: str, machine_association_id: str
-) -> Call[models.Message]:
-    """Take an empty machine out of the type.
-
-    DELETE /instance/type/{instanceTypeId}/machine/{machineAssociationId}
-    """
-    return make_call(
-        "delete-instance-type-machine-association DELETE instance/type/{instance_type_id}/machine/{machine_association_id}",
-        models.Message,
-        locals(),
-    )
-
-
 def get_current_tenant_stats() -> Call[models.TenantStats]:
     """The instances and VPCs of the caller by status.
 
     GET /tenant/current/stats
     """
     return make_call("get-current-tenant-stats GET tenant/current/stats", models.TenantStats)
-
-
-def get_current_infrastructure_provider_stats() -> Call[models.ProviderStats]:
-    """The machines of the provider by status.
-
-    GET /infrastructure-provider/current/stats
-    """
-    return make_call(
-        "get-current-infrastructure-provider-stats GET infrastructure-provider/current/stats",
-        models.ProviderStats,
-    )
-
-
-def get_tenant_instance_type_stats(*, site_id: str | None = None) -> Call[list[models.TenantTypes]]:
-    """What each tenant was given of each instance type, and uses.
-
-    GET /tenant/instance-type/stats
-    """
-    return make_call(
-        "get-tenant-instance-type-stats GET tenant/instance-type/stats", list[models.TenantTypes], locals()
-    )
-
-
-def get_machine_instance_type_stats_summary(*, site_id: str | None = None) -> Call[models.MachineSummary]:
-    """The machines with and without an instance type by status.
-
-    GET /machine/instance-type/stats/summary
-    """
-    return make_call(
-        "get-machine-instance-type-stats-summary GET machine/instance-type/stats/summary",
-        models.MachineSummary,
-        locals(),
-    )
-
-
-def get_machine_instance_type_stats(*, site_id: str | None = None) -> Call[list[models.MachineTypeStats]]:
-    """The machines of each instance type by status, and the tenants that have them.
-
-    GET /machine/instance-type/stats
-    """
-    return make_call(
-        "get-machine-instance-type-stats GET machine/instance-type/stats",
-        list[models.MachineTypeStats],
-        locals(),
-    )
 
 
 def get_all_machine(
@@ -331,22 +178,6 @@ def get_machine(
     return make_call("get-machine GET machine/{machine_id}", models.Machine, locals())
 
 
-def update_machine(machine_id: str, body: models.MachineUpdate) -> Call[models.Machine]:
-    """Change the instance type or the labels of a machine, or begin or end its maintenance.
-
-    PATCH /machine/{machineId}
-    """
-    return make_call("update-machine PATCH machine/{machine_id}", models.Machine, locals())
-
-
-def delete_machine(machine_id: str) -> Call[models.Message]:
-    """Forget a machine that is gone: it carries nothing, and its switch controller does not list it.
-
-    DELETE /machine/{machineId}
-    """
-    return make_call("delete-machine DELETE machine/{machine_id}", models.Message, locals())
-
-
 def get_machine_status_history(
     machine_id: str, *, order_by: str | None = None
 ) -> PagedCall[models.StatusDetail]:
@@ -357,68 +188,6 @@ def get_machine_status_history(
     return make_paged_call(
         "get-machine-status-history GET machine/{machine_id}/status-history", models.StatusDetail, locals()
     )
-
-
-def get_machine_nvlink_info(machine_id: str) -> Call[models.NVLinkInfo]:
-    """Where the machine sits in the NVLink fabric, as far as it was observed.
-
-    GET /machine/{machineId}/nvlink-info
-    """
-    return make_call(
-        "get-machine-nvlink-info GET machine/{machine_id}/nvlink-info", models.NVLinkInfo, locals()
-    )
-
-
-def cordon_machine(machine_id: str, body: models.Because) -> Call[models.Machine]:
-    """Place nothing new on the machine.
-
-    POST /machine/{machineId}/cordon
-    """
-    return make_call("cordon-machine POST machine/{machine_id}/cordon", models.Machine, locals())
-
-
-def uncordon_machine(machine_id: str, body: models.Because) -> Call[models.Machine]:
-    """Let the machine be used again.
-
-    POST /machine/{machineId}/uncordon
-    """
-    return make_call("uncordon-machine POST machine/{machine_id}/uncordon", models.Machine, locals())
-
-
-def force_delete_machine_instance(machine_id: str, body: models.Because) -> Call[models.Machine]:
-    """Release the instance on the machine, whoever owns it, with the same clean-up.
-
-    POST /machine/{machineId}/force-delete
-    """
-    return make_call(
-        "force-delete-machine-instance POST machine/{machine_id}/force-delete", models.Machine, locals()
-    )
-
-
-def drain_machine(machine_id: str, body: models.Because) -> Call[models.Drain]:
-    """Take the machine's GPUs out of all partitions, and record it.
-
-    POST /machine/{machineId}/drain
-    """
-    return make_call("drain-machine POST machine/{machine_id}/drain", models.Drain, locals())
-
-
-def end_machine_drain(machine_id: str, body: models.Because) -> Call[models.Machine]:
-    """Join the GPUs of the machine's instance again; the machine stays cordoned.
-
-    POST /machine/{machineId}/drain/end
-    """
-    return make_call("end-machine-drain POST machine/{machine_id}/drain/end", models.Machine, locals())
-
-
-def get_all_nvlink_drain(
-    *, order_by: str | None = None, machine_id: str | None = None, is_active: bool | None = None
-) -> PagedCall[models.Drain]:
-    """The drains of the provider's trays, past ones too.
-
-    GET /nvlink-drain
-    """
-    return make_paged_call("get-all-nvlink-drain GET nvlink-drain", models.Drain, locals())
 
 
 def get_all_nvlink_domain(
@@ -437,81 +206,6 @@ def get_nvlink_domain(nv_link_domain_id: str) -> Call[models.NVLinkDomain]:
     GET /nvlink-domain/{nvLinkDomainId}
     """
     return make_call("get-nvlink-domain GET nvlink-domain/{nv_link_domain_id}", models.NVLinkDomain, locals())
-
-
-def pause_nvlink_domain(nv_link_domain_id: str, body: models.Because) -> Call[models.NVLinkDomain]:
-    """Do nothing to the domain until it is resumed; it is observed all the same.
-
-    POST /nvlink-domain/{nvLinkDomainId}/pause
-    """
-    return make_call(
-        "pause-nvlink-domain POST nvlink-domain/{nv_link_domain_id}/pause", models.NVLinkDomain, locals()
-    )
-
-
-def resume_nvlink_domain(nv_link_domain_id: str, body: models.Because) -> Call[models.NVLinkDomain]:
-    """Work on the domain again.
-
-    POST /nvlink-domain/{nvLinkDomainId}/resume
-    """
-    return make_call(
-        "resume-nvlink-domain POST nvlink-domain/{nv_link_domain_id}/resume", models.NVLinkDomain, locals()
-    )
-
-
-def get_all_nvlink_partition(
-    *,
-    order_by: str | None = None,
-    nv_link_domain_id: str | None = None,
-    owner: models.Owner | None = None,
-    nv_link_logical_partition_id: str | None = None,
-) -> PagedCall[models.NVLinkPartition]:
-    """The partitions in the newest observations, and whose they are.
-
-    GET /nvlink-partition
-    """
-    return make_paged_call("get-all-nvlink-partition GET nvlink-partition", models.NVLinkPartition, locals())
-
-
-def adopt_nvlink_partition(body: models.Adoption) -> Call[models.NVLinkPartition]:
-    """Make a found partition the physical partition of a logical partition; no GPU is moved.
-
-    POST /nvlink-partition/adopt
-    """
-    return make_call("adopt-nvlink-partition POST nvlink-partition/adopt", models.NVLinkPartition, locals())
-
-
-def release_nvlink_partition(body: models.FoundPartition) -> Call[models.NVLinkPartition]:
-    """Let a found partition be taken apart.
-
-    POST /nvlink-partition/release
-    """
-    return make_call(
-        "release-nvlink-partition POST nvlink-partition/release", models.NVLinkPartition, locals()
-    )
-
-
-def get_all_nvlink_operation(
-    *,
-    order_by: str | None = None,
-    nv_link_domain_id: str | None = None,
-    state: Literal["pending", "done", "refused", "unknown"] | None = None,
-) -> PagedCall[models.NVLinkOperation]:
-    """What was asked of the switch controllers, for whom, why, and what came of it.
-
-    GET /nvlink-operation
-    """
-    return make_paged_call("get-all-nvlink-operation GET nvlink-operation", models.NVLinkOperation, locals())
-
-
-def get_all_operator_step(
-    *, order_by: str | None = None, nv_link_domain_id: str | None = None
-) -> PagedCall[models.OperatorStep]:
-    """What operators did, and why.
-
-    GET /operator-step
-    """
-    return make_paged_call("get-all-operator-step GET operator-step", models.OperatorStep, locals())
 
 
 def get_all_audit_entry(
@@ -536,14 +230,6 @@ def get_all_audit_entry(
     GET /audit
     """
     return make_paged_call("get-all-audit-entry GET audit", models.AuditEntry, locals())
-
-
-def get_audit_retention() -> Call[models.AuditRetention]:
-    """The oldest entry that is kept, and how many were removed before it.
-
-    GET /audit/retention
-    """
-    return make_call("get-audit-retention GET audit/retention", models.AuditRetention)
 
 
 def get_audit_entry(audit_entry_id: str) -> Call[models.AuditEntry]:
@@ -576,14 +262,6 @@ def get_all_allocation(
     return make_paged_call("get-all-allocation GET allocation", models.Allocation, locals())
 
 
-def create_allocation(body: models.AllocationCreate) -> Call[models.Allocation]:
-    """Let a tenant use machines of a site.
-
-    POST /allocation
-    """
-    return make_call("create-allocation POST allocation", models.Allocation, locals())
-
-
 def get_allocation(
     allocation_id: str,
     *,
@@ -596,36 +274,6 @@ def get_allocation(
     GET /allocation/{allocationId}
     """
     return make_call("get-allocation GET allocation/{allocation_id}", models.Allocation, locals())
-
-
-def update_allocation(allocation_id: str, body: models.AllocationUpdate) -> Call[models.Allocation]:
-    """Change the name or description.
-
-    PATCH /allocation/{allocationId}
-    """
-    return make_call("update-allocation PATCH allocation/{allocation_id}", models.Allocation, locals())
-
-
-def delete_allocation(allocation_id: str) -> Call[models.Message]:
-    """Take an allocation back that its tenant does not use.
-
-    DELETE /allocation/{allocationId}
-    """
-    return make_call("delete-allocation DELETE allocation/{allocation_id}", models.Message, locals())
-
-
-def update_allocation_constraint(
-    allocation_id: str, allocation_constraint_id: str, body: models.AllocationConstraintUpdate
-) -> Call[models.AllocationConstraintAnswer]:
-    """Change how many machines an allocation gives; never fewer than are in use.
-
-    PATCH /allocation/{allocationId}/constraint/{allocationConstraintId}
-    """
-    return make_call(
-        "update-allocation-constraint PATCH allocation/{allocation_id}/constraint/{allocation_constraint_id}",
-        models.AllocationConstraintAnswer,
-        locals(),
-    )
 
 
 def get_all_tray_reservation(
@@ -643,14 +291,6 @@ def get_all_tray_reservation(
     return make_paged_call("get-all-tray-reservation GET tray-reservation", models.TrayReservation, locals())
 
 
-def create_tray_reservation(body: models.TrayReservationCreate) -> Call[models.TrayReservation]:
-    """Keep trays for a tenant until a time.
-
-    POST /tray-reservation
-    """
-    return make_call("create-tray-reservation POST tray-reservation", models.TrayReservation, locals())
-
-
 def get_tray_reservation(tray_reservation_id: str) -> Call[models.TrayReservation]:
     """One reservation.
 
@@ -658,30 +298,6 @@ def get_tray_reservation(tray_reservation_id: str) -> Call[models.TrayReservatio
     """
     return make_call(
         "get-tray-reservation GET tray-reservation/{tray_reservation_id}", models.TrayReservation, locals()
-    )
-
-
-def update_tray_reservation(
-    tray_reservation_id: str, body: models.TrayReservationUpdate
-) -> Call[models.TrayReservation]:
-    """Extend or shorten a reservation, or change its trays.
-
-    PATCH /tray-reservation/{trayReservationId}
-    """
-    return make_call(
-        "update-tray-reservation PATCH tray-reservation/{tray_reservation_id}",
-        models.TrayReservation,
-        locals(),
-    )
-
-
-def delete_tray_reservation(tray_reservation_id: str) -> Call[models.Message]:
-    """Free the trays now; instances on them stay.
-
-    DELETE /tray-reservation/{trayReservationId}
-    """
-    return make_call(
-        "delete-tray-reservation DELETE tray-reservation/{tray_reservation_id}", models.Message, locals()
     )
 
 
@@ -829,40 +445,6 @@ def get_all_instance_nvlink_interface(
         models.NVLinkInterface,
         locals(),
     )
-
-
-def get_all_subnet(
-    *,
-    include_relation: Many[str] | None = None,
-    order_by: str | None = None,
-    site_id: Many[str] | None = None,
-    vpc_id: Many[str] | None = None,
-    status: Many[str] | None = None,
-    query: str | None = None,
-    include_usage_stats: bool | None = None,
-) -> PagedCall[models.Summary]:
-    """No subnet.
-
-    GET /subnet
-    """
-    return make_paged_call("get-all-subnet GET subnet", models.Summary, locals())
-
-
-def get_all_vpc_prefix(
-    *,
-    include_relation: Many[str] | None = None,
-    order_by: str | None = None,
-    site_id: Many[str] | None = None,
-    vpc_id: Many[str] | None = None,
-    status: Many[str] | None = None,
-    query: str | None = None,
-    include_usage_stats: bool | None = None,
-) -> PagedCall[models.Summary]:
-    """No VPC prefix.
-
-    GET /vpc-prefix
-    """
-    return make_paged_call("get-all-vpc-prefix GET vpc-prefix", models.Summary, locals())
 
 
 def get_all_vpc(
@@ -1054,69 +636,3 @@ def get_instance_status_history(
     return make_paged_call(
         "get-instance-status-history GET instance/{instance_id}/status-history", models.StatusDetail, locals()
     )
-
-
-def get_all_interface(
-    instance_id: str,
-    *,
-    include_relation: Many[str] | None = None,
-    order_by: str | None = None,
-    status: Many[Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]] | None = None,
-) -> PagedCall[models.KeptInterface]:
-    """The network interfaces that the instance was asked for with.
-
-    GET /instance/{instanceId}/interface
-    """
-    return make_paged_call(
-        "get-all-interface GET instance/{instance_id}/interface", models.KeptInterface, locals()
-    )
-
-
-def get_all_instance_infiniband_interface(
-    instance_id: str,
-    *,
-    include_relation: Many[str] | None = None,
-    order_by: str | None = None,
-    status: Many[Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]] | None = None,
-) -> PagedCall[models.KeptInterface]:
-    """The InfiniBand interfaces that the instance was asked for with.
-
-    GET /instance/{instanceId}/infiniband-interface
-    """
-    return make_paged_call(
-        "get-all-instance-infiniband-interface GET instance/{instance_id}/infiniband-interface",
-        models.KeptInterface,
-        locals(),
-    )
-
-
-def get_all_role() -> Call[list[models.AccessRole]]:
-    """The roles on the sides on which the caller acts: built-in ones, then those of the organisation.
-
-    GET /role
-    """
-    return make_call("get-all-role GET role", list[models.AccessRole])
-
-
-def create_role(body: models.RoleCreate) -> Call[models.AccessRole]:
-    """A custom role, with permissions that the caller has.
-
-    POST /role
-    """
-    return make_call("create-role POST role", models.AccessRole, locals())
-
-
-def update_role(role_name: str, body: models.RoleUpdate) -> Call[models.AccessRole]:
-    """Change a custom role. Who has it may do more or less within a second.
-
-    PATCH /role/{roleName}
-    """
-    return make_call("update-role PATCH role/{role_name}", models.AccessRole, locals())
-
-
-def delete_role(role_name: str) -> Call[models.Message]:
-    """Delete a custom role that no service account has. In tokens its name means nothing then.
-
-    DELETE /role/{roleName}
-    """
-    return make_call("delete-role DELETE role/{role_name}", models.Message, locals())

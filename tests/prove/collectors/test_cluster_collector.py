@@ -9,6 +9,7 @@ from rackloom.core.cluster import names
 from rackloom.core.cluster.device_configs import ChannelConfig, imex_config_json
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
+    GANG_PLAN,
     NODE,
     POD,
     RESOURCE_CLAIM,
@@ -46,6 +47,7 @@ def cluster():
                 "status": {"status": "Ready", "nodes": [], "conditions": [ready]},
             }
         ],
+        GANG_PLAN: [],
         RESOURCE_CLAIM_TEMPLATE: [{"metadata": {"namespace": "team", "name": "t", "labels": MINE}}],
         RESOURCE_CLAIM: [
             {
