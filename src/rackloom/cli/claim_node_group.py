@@ -152,9 +152,9 @@ def _fix_text(refused: Any) -> str:
 
 def _resources(like: Mapping[str, Any], cpu: str | None, memory: str | None) -> dict[str, str]:
     """Of the node that the group is like; what is given on the command line comes first."""
-    from rackloom.core.cluster.scheduling import written_amounts
+    from rackloom.core.cluster.nodes import read_node
 
-    known = written_amounts(like)
+    known = read_node(like).amounts if like else {}
     wanted = ("cpu", "memory", "ephemeral-storage", "pods")
     given = {"pods": _DEFAULT_PODS} | {key: str(known[key]) for key in wanted if key in known}
     return given | {key: value for key, value in (("cpu", cpu), ("memory", memory)) if value is not None}

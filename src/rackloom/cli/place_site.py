@@ -159,7 +159,9 @@ def _profile_objects(name: str, racks: int, labels: SchedulerLabels, with_device
     nodes = tuple(_profile_node(node, clique, gpus, labels) for node, clique in cliques)
     slices = profile_slices(name, [node for node, _ in cliques]) if publishes and with_devices else ()
     state = read_state(nodes, slices=msgspec.to_builtins(slices), labels=labels)
-    devices = DraDevices(nodes=tuple(map(allocator_node, nodes)), classes=device_classes(), slices=slices)
+    devices = DraDevices(
+        nodes=tuple(map(allocator_node, state.nodes)), classes=device_classes(), slices=slices
+    )
     return SiteObjects(state=state, devices=devices)
 
 

@@ -32,9 +32,8 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     ResourceKind,
     full_name,
-    name_of,
 )
-from rackloom.core.cluster.pods import is_bound_pod, pod_owner
+from rackloom.core.cluster.pods import is_bound_pod, pod_owner, read_pod
 from rackloom.core.cluster.projection import drop_bulk, project_object
 from rackloom.core.cluster.reader import ClusterReader, read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
@@ -114,7 +113,7 @@ def check_cluster(seed: int, odds: Odds) -> None:
     for name in cluster.facts:
         left = use.left(name)
         if left is not None:
-            pods = sum(pod["spec"]["nodeName"] == name for pod in filter(is_bound_pod, state.pods))
+            pods = sum(pod.node == name for pod in filter(is_bound_pod, state.pods))
             assert left["pods"] == (110 - pods) * 1000, name
     # Slurm: the blocks are the cliques.
     blocks: dict[str, set[str]] = defaultdict(set)
@@ -147,7 +146,7 @@ def check_snapshot(seed: int, odds: Odds) -> None:
     found, state = asyncio.run(read_cluster(Lists(lists_of(cluster)))), state_of(cluster)
     named = {problem.partition(" is left out")[0] for problem in found.problem.split("; ") if problem}
     assert len(cluster.unreadable) > 16 or named == cluster.unreadable, seed
-    assert [node.name for node in found.nodes] == sorted(map(name_of, state.nodes)), seed
+    assert [node.name for node in found.nodes] == sorted(node.name for node in state.nodes), seed
     for node in found.nodes:
         facts = cluster.facts[node.name]
         assert node.clique == facts.clique, (seed, node)
@@ -317,7 +316,13 @@ def test_a_change_costs_the_object_that_it_touches(monkeypatch: pytest.MonkeyPat
     cluster, read = random_cluster(3), []
     everything = ClusterReader(LABELS)
     before = everything.read(lists_of(cluster))
-    monkeypatch.setattr(reader, "check_shape", lambda obj, *_: read.append(obj))
+    check = reader.check_shape
+
+    def checked(obj: dict[str, Any], *rest: Any) -> Any:
+        read.append(obj)
+        return check(obj, *rest)
+
+    monkeypatch.setattr(reader, "check_shape", checked)
     pod = {**cluster.pods[0], "metadata": {**cluster.pods[0]["metadata"], "resourceVersion": "new"}}
     everything.take(POD, pod)
     after = everything.state()
@@ -352,7 +357,7 @@ def test_the_pods_of_a_job_are_its_own(job: dict[str, Any], pod: dict[str, Any])
     meta = {"name": "x", "namespace": "ml"}
     read = Job(name="ml/x", kind=job["kind"], groups=(), objects=({**job, "metadata": meta},))
     made = {"metadata": {"name": "x-0", "namespace": "ml", **pod}}
-    assert owner_of_job(read, LABELS.gang) == pod_owner(made, LABELS.gang)
+    assert owner_of_job(read, LABELS.gang) == pod_owner(read_pod(made), LABELS.gang)
 
 
 def test_amounts_of_kubernetes_own_resources_may_be_parts() -> None:
