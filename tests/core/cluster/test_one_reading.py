@@ -14,10 +14,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.core.cluster.random_clusters import DRIVER, PLAIN, Cluster, Odds, random_cluster
 
 from rackloom.app.snapshot.cluster import read_cluster
 from rackloom.claim.kube.api import ObjectList
+from rackloom.claim.manifests.documents import SITE_KINDS, parse_documents
 from rackloom.core.allocate.node_template import template_of_slices, whole_gpus
 from rackloom.core.allocate.objects import ResourceSlice, convert_object
 from rackloom.core.cluster import reader
@@ -34,7 +36,7 @@ from rackloom.core.cluster.objects import (
     full_name,
 )
 from rackloom.core.cluster.pods import is_bound_pod, pod_owner, read_pod
-from rackloom.core.cluster.projection import drop_bulk, project_object
+from rackloom.core.cluster.projection import project_object
 from rackloom.core.cluster.reader import ClusterReader, read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
 from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, placement_site
@@ -292,24 +294,32 @@ def test_a_cluster_is_followed_object_by_object() -> None:
     assert known > 25, "claims whose pods are known"
 
 
-def test_a_cluster_without_its_bulk_has_the_same_facts() -> None:
-    """`rackloom place` drops the parts that no plan reads while it decodes a dump."""
+def test_a_dump_has_the_facts_of_its_objects() -> None:
+    """`rackloom place` decodes nodes and pods of a dump straight into values, without what no plan reads."""
     bulk = {"env": [{"name": "E", "value": "v"}], "image": "i", "volumeMounts": [{"name": "v"}]}
+    decoded = 0
     for seed in range(60):
         cluster = random_cluster(seed, Odds(broken=0.1))
-        site = placement_site(state_of(cluster), counted=True, tolerations=())
-        for kind, objects in (("Pod", cluster.pods), ("Node", cluster.nodes)):
-            for obj in objects:
-                spec = obj.get("spec")
-                containers = spec.get("containers") if isinstance(spec, dict) else None
-                for container in containers if isinstance(containers, list) else ():
-                    if isinstance(container, dict):
-                        container.update(bulk)
-                drop_bulk(obj | {"kind": kind})
-                assert '"image"' not in json.dumps(obj)
-        lighter = state_of(cluster)
-        assert placement_site(lighter, counted=True, tolerations=()) == site
-        assert {unreadable.title for unreadable in lighter.unreadable} == cluster.unreadable
+        whole = state_of(cluster)
+        for obj in (*cluster.pods, *cluster.nodes):
+            spec = obj.get("spec")
+            containers = spec.get("containers") if isinstance(spec, dict) else None
+            for container in containers if isinstance(containers, list) else ():
+                if isinstance(container, dict):
+                    container.update(bulk)
+        items = [{**obj, "kind": kind.kind} for kind, listed in lists_of(cluster).items() for obj in listed]
+        dump = json.dumps({"kind": "List", "items": items})
+        found: dict[str, list[Any]] = defaultdict(list)
+        for document in parse_documents(dump, "dump", SITE_KINDS):
+            found[document.value["kind"]].append(document.decoded or document.value)
+            decoded += document.decoded is not None
+            assert "image" not in str(document.decoded)
+        state = read_state(*(found[kind.kind] for kind in KINDS), LABELS)
+        named = {unreadable.title: unreadable.reason for unreadable in whole.unreadable}
+        assert {unreadable.title: unreadable.reason for unreadable in state.unreadable} == named, seed
+        unnamed = {"unreadable": (), "claims": ()}
+        assert replace(state, **unnamed) == replace(whole, **unnamed), seed
+    assert decoded > 400
 
 
 def test_a_change_costs_the_object_that_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from rackloom.core.cluster.claims import ClaimShape, ClaimUser, claim_holds, unknown_holder
 from rackloom.core.cluster.names import SchedulerLabels
@@ -47,6 +47,8 @@ from rackloom.errors import Refused
 
 K = TypeVar("K")
 V = TypeVar("V")
+ReadObject = JsonMapping | NodeObject | PodObject
+"""An object as it was sent, or one that was decoded straight into its value."""
 ObjectKey = str | tuple[object, ...]
 """The UID. An object of a file has none: its namespace, name and place in the list."""
 
@@ -112,15 +114,15 @@ class ClusterReader:
 
     # Changes.
 
-    def take(self, kind: ResourceKind, obj: JsonMapping) -> None:
+    def take(self, kind: ResourceKind, obj: ReadObject) -> None:
         """Read an object that is new or has changed."""
         self._take(kind, *_identity(obj), obj)
 
-    def drop(self, kind: ResourceKind, obj: JsonMapping) -> None:
+    def drop(self, kind: ResourceKind, obj: ReadObject) -> None:
         """Forget an object that is gone."""
         self._drop(self._kinds[kind], _identity(obj)[0], kind)
 
-    def read(self, lists: Mapping[ResourceKind, Iterable[JsonMapping]]) -> ClusterState:
+    def read(self, lists: Mapping[ResourceKind, Iterable[ReadObject]]) -> ClusterState:
         """The facts of whole lists. Objects of a version that was read before are not read again."""
         for kind, listed in lists.items():
             followed, order = self._kinds[kind], dict[ObjectKey, None]()
@@ -141,14 +143,14 @@ class ClusterReader:
                 _reorder(self._pod_holds, order)
         return self.state()
 
-    def _take(self, kind: ResourceKind, key: ObjectKey, version: str | None, obj: JsonMapping) -> None:
+    def _take(self, kind: ResourceKind, key: ObjectKey, version: str | None, obj: ReadObject) -> None:
         followed = self._kinds[kind]
         before = followed.objects.pop(key, None)
         if before is not None:
             followed.forget(key, before)
         self._changed.add(kind)
         try:
-            value = check_shape(obj, _SHAPES[kind], "its shape")
+            value = check_shape(obj, _SHAPES[kind], "its shape") if isinstance(obj, Mapping) else obj
             followed.read(key, value)
         except (Refused, ValueError) as error:
             followed.unreadable[key] = _unreadable(kind, obj, error)
@@ -309,8 +311,8 @@ class ClusterReader:
 
 
 def read_state(
-    nodes: Iterable[JsonMapping] = (),
-    pods: Iterable[JsonMapping] = (),
+    nodes: Iterable[ReadObject] = (),
+    pods: Iterable[ReadObject] = (),
     claims: Iterable[JsonMapping] = (),
     slices: Iterable[JsonMapping] = (),
     labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
@@ -334,10 +336,10 @@ def find_fault(kind: ResourceKind, obj: JsonMapping) -> Unreadable | None:
     return None
 
 
-def _unreadable(kind: ResourceKind, obj: JsonMapping, error: Exception) -> Unreadable:
+def _unreadable(kind: ResourceKind, obj: ReadObject, error: Exception) -> Unreadable:
     meta = _metadata(obj)
     within = f"{meta['namespace']}/" if meta.get("namespace") else ""
-    title = f"{kind.kind} {within}{meta.get('name', '(unnamed)')}"
+    title = f"{kind.kind} {within}{meta.get('name') or '(unnamed)'}"
     return Unreadable(title, error.reason if isinstance(error, Refused) else str(error))
 
 
@@ -374,12 +376,14 @@ def pod_hold(pod: PodObject, labels: SchedulerLabels, gpus: int) -> TrayHold:
 # Names of objects, which may have any shape.
 
 
-def _metadata(obj: JsonMapping) -> JsonMapping:
+def _metadata(obj: ReadObject) -> JsonMapping:
+    if not isinstance(obj, Mapping):
+        return asdict(obj.metadata)
     found = obj.get("metadata")
     return found if isinstance(found, dict) else {}
 
 
-def _identity(obj: JsonMapping) -> tuple[ObjectKey, str | None]:
+def _identity(obj: ReadObject) -> tuple[ObjectKey, str | None]:
     """The key of an object, and the version that the API server gave to this state of it, if one did."""
     meta = _metadata(obj)
     uid, version = meta.get("uid"), meta.get("resourceVersion")

@@ -26,8 +26,7 @@ import yaml
 from msgspec.structs import replace
 
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.reader import read_state
+from rackloom.core.cluster.reader import ReadObject, read_state
 from rackloom.core.cluster.trays import PlacementSite, placement_site
 from rackloom.errors import Refused
 from rackloom.runtime.foreign_text import decode_yaml_document
@@ -77,7 +76,7 @@ def topology_of(site: PlacementSite, block_size: int | None = None) -> SlurmTopo
 
 
 def topology_of_nodes(
-    nodes: Iterable[JsonMapping],
+    nodes: Iterable[ReadObject],
     labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
     *,
     taint: str | None = None,
