@@ -35,13 +35,14 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
     full_name,
 )
-from rackloom.core.cluster.pods import is_bound_pod, pod_owner, read_pod
+from rackloom.core.cluster.pods import REQUIRED, is_bound_pod, pod_owner, read_pod
 from rackloom.core.cluster.projection import project_object
 from rackloom.core.cluster.reader import ClusterReader, read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
 from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, placement_site
 from rackloom.core.gangs.trays import running_site
 from rackloom.core.place.gang_planner import NodeUse, try_gang
+from rackloom.core.place.mobility import restrict_moves
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.place.slurm_topology import topology_of_nodes
 from rackloom.errors import Refused
@@ -320,6 +321,23 @@ def test_a_dump_has_the_facts_of_its_objects() -> None:
         unnamed = {"unreadable": (), "claims": ()}
         assert replace(state, **unnamed) == replace(whole, **unnamed), seed
     assert decoded > 400
+
+
+def test_a_rule_that_is_newer_than_this_program_is_no_weaker_rule() -> None:
+    """The pod holds its GPUs, and its job is not moved: nobody knows where it may go."""
+    term = {"matchLabels": {"zone": "b"}}
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}}
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    meta = {"name": "p", "labels": {LABELS.movable: "true"}}
+    pod = {"metadata": meta, "spec": {"nodeName": "n", "containers": [container], "affinity": affinity}}
+    state = read_state(pods=[pod])
+    (hold,) = state.holds
+    assert (hold.gpus, hold.movable, state.unreadable) == (1, True, ())
+    assert [hold.movable for hold in restrict_moves(state)] == [False]
+    affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] = [{"matchExpressions": [{"key": 3}]}]
+    (unreadable,) = read_state(pods=[pod]).unreadable
+    path = f"spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].key"
+    assert f"its shape: {path}: expected text, got a whole number" in unreadable.reason
 
 
 def test_a_change_costs_the_object_that_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:
