@@ -35,7 +35,7 @@ from rackloom.claim.cluster.slurm_controller import (
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.manifests.documents import read_documents
-from rackloom.core.cluster.projection import drop_bulk
+from rackloom.core.cluster.objects import NODE
 from rackloom.core.place.slurm_topology import (
     SlurmTopology,
     entering_nodes,
@@ -243,13 +243,10 @@ async def _follow_cluster(options: SlurmOptions, topology_file: TopologyFile | N
 
 def read_site_files(paths: tuple[Path, ...], rule: SlurmRule) -> SlurmTopology:
     """The topology of the nodes in the files. Raises Refused for no block, or an unreadable file."""
-    nodes = [
-        doc.value
-        for path in paths
-        for doc in read_documents(path, drop_bulk)
-        if doc.value.get("kind") == "Node"
-    ]
-    found = rule.topology_of(nodes)
+    documents = (document for path in paths for document in read_documents(path, (NODE.kind,)))
+    found = rule.topology_of(
+        [found.decoded or found.value for found in documents if found.value.get("kind") == "Node"]
+    )
     if not found.blocks:
         raise Refused(
             "no node of Slurm has a clique, and slurmctld does not start without a block",

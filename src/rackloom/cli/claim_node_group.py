@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from rackloom.cli.claim_options import HardwareParameters, Slices
 from rackloom.cli.common import note, with_common_flags
-from rackloom.core.cluster.objects import labels_of, name_of
+from rackloom.core.cluster.objects import name_in_file
 from rackloom.errors import Misuse, Refused
 
 Names = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
@@ -66,6 +66,7 @@ def node_group(
     """
     from rackloom.core.allocate.driver_slices import GPU_DRIVER
     from rackloom.core.allocate.node_template import capacity_annotations, whole_gpus
+    from rackloom.core.cluster.nodes import read_node
 
     if (hardware.profile is None) == (node is None):
         raise Misuse(
@@ -74,10 +75,14 @@ def node_group(
         )
     found, documents = _hardware(hardware)
     slices = _template(hardware.profile, found, node, name)
-    nodes = (value for value in documents if value.get("kind") == "Node")
-    like = next((value for value in nodes if name_of(value) == node), {})
-    resources = _resources(like, cpu, memory)
-    labels = _labels(like) | dict(_pair(text) for text in label or ())
+    nodes = (
+        document.decoded or read_node(document.value)
+        for document in documents
+        if document.value.get("kind") == "Node" and (document.decoded or name_in_file(document.value) == node)
+    )
+    like = next((found for found in nodes if found.name == node), None)
+    resources = _resources({} if like is None else like.amounts, cpu, memory)
+    labels = _labels({} if like is None else like.labels) | dict(_pair(text) for text in label or ())
     taints = list(taint or ())
     if form == "template":
         _print([_node(name, resources, labels, taints), *map(_slice_json, slices)])
@@ -89,18 +94,18 @@ def node_group(
     return _report_claims(claims or [], found, slices, name)
 
 
-def _hardware(hardware: HardwareParameters) -> tuple[Any, list[dict[str, Any]]]:
-    """The manifests of the files and the cluster, and their objects as they stand."""
-    from rackloom.claim.manifests.documents import read_documents
+def _hardware(hardware: HardwareParameters) -> tuple[Any, list[Any]]:
+    """The manifests of the files and the cluster, and their documents."""
+    from rackloom.claim.manifests.documents import CLAIM_KINDS, read_documents
     from rackloom.claim.manifests.read import manifests_of
 
-    documents = [document for path in hardware.slices or () for document in read_documents(path)]
+    documents = [document for path in hardware.slices or () for document in read_documents(path, CLAIM_KINDS)]
     if hardware.is_live:
         from rackloom.claim.manifests.cluster import objects_from_cluster
 
         kinds = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes"
         documents += objects_from_cluster(kinds, hardware.kubeconfig, hardware.context)
-    return manifests_of(documents), [document.value for document in documents]
+    return manifests_of(documents), documents
 
 
 def _template(profile: str | None, found: Any, node: str | None, group: str) -> tuple[Any, ...]:
@@ -150,20 +155,17 @@ def _fix_text(refused: Any) -> str:
 # Values of the node.
 
 
-def _resources(like: Mapping[str, Any], cpu: str | None, memory: str | None) -> dict[str, str]:
+def _resources(known: Mapping[str, Any], cpu: str | None, memory: str | None) -> dict[str, str]:
     """Of the node that the group is like; what is given on the command line comes first."""
-    from rackloom.core.cluster.scheduling import written_amounts
-
-    known = written_amounts(like)
     wanted = ("cpu", "memory", "ephemeral-storage", "pods")
     given = {"pods": _DEFAULT_PODS} | {key: str(known[key]) for key in wanted if key in known}
     return given | {key: value for key, value in (("cpu", cpu), ("memory", memory)) if value is not None}
 
 
-def _labels(like: Mapping[str, Any]) -> dict[str, str]:
+def _labels(like: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value
-        for key, value in labels_of(like).items()
+        for key, value in like.items()
         if key not in _LEFT_OUT_LABELS and not key.partition("/")[0].endswith(_LEFT_OUT_DOMAINS)
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.claim.manifests.documents import Document, read_documents
+from rackloom.claim.manifests.documents import SITE_KINDS, Document, read_documents
 from rackloom.claim.manifests.read import Manifests, manifests_of
 from rackloom.cli.common import note
 from rackloom.cli.hardware import profile_slices, with_built_in_classes
@@ -21,7 +21,6 @@ from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.cluster.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
 from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
 from rackloom.core.cluster.objects import name_in_file
-from rackloom.core.cluster.projection import drop_bulk
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import PREEMPT_NEVER, allocator_node
 from rackloom.core.cluster.state import ClusterState, owners_of_claims
@@ -69,12 +68,13 @@ def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterO
     `templates`: read those too, because a job names some that its file lacks. Raises Refused for a file, or a
     cluster, that cannot be read.
     """
-    documents = [document for path in source.site or () for document in read_documents(path, drop_bulk)]
+    files = source.site or ()
+    documents = [document for path in files for document in read_documents(path, SITE_KINDS)]
     if not source.is_live:
         return ClusterObjects(tuple(documents))
     from rackloom.claim.manifests.cluster import objects_from_cluster, taint_rules_from_cluster
 
-    documents += objects_from_cluster(_CLUSTER_KINDS, source.kubeconfig, source.context, drop_bulk)
+    documents += objects_from_cluster(_CLUSTER_KINDS, source.kubeconfig, source.context)
     documents += taint_rules_from_cluster(source.kubeconfig, source.context)
     classes = _optional_objects("priorityclasses.scheduling.k8s.io", "PriorityClass", source)
     documents += classes or ()
@@ -124,15 +124,15 @@ def site_objects(
     """
     if source.profile is not None:
         return _profile_objects(source.profile, source.racks, labels, with_devices)
-    nodes = tuple(document.value for document in documents if document.value.get("kind") == "Node")
+    nodes, pods, claims, slices = (
+        [found.decoded or found.value for found in documents if found.value.get("kind") == kind]
+        for kind in ("Node", "Pod", "ResourceClaim", "ResourceSlice")
+    )
     if not nodes:
         fix = "name a --profile and --racks, files of a --site, or ask with --cluster"
         raise Misuse("there is no node to place on", nearest_fix=fix)
-    pods, claims, slices = (
-        [document.value for document in documents if document.value.get("kind") == kind]
-        for kind in ("Pod", "ResourceClaim", "ResourceSlice")
-    )
-    state = read_state(nodes, pods, claims, slices, labels)
+    published = (each if isinstance(each, dict) else msgspec.to_builtins(each) for each in slices)
+    state = read_state(nodes, pods, claims, published, labels)
     for unreadable in state.unreadable:
         note(str(unreadable))
     return SiteObjects(state=state, devices=_devices(manifests_of(documents), state))
@@ -140,7 +140,7 @@ def site_objects(
 
 def _devices(found: Manifests, state: ClusterState) -> DraDevices:
     return DraDevices(
-        nodes=found.nodes,
+        nodes=tuple(map(allocator_node, state.nodes)),
         classes=with_built_in_classes(found.classes),
         slices=found.slices,
         claims=tuple(claim for claim in found.claims if claim.status.allocation is not None),
@@ -159,7 +159,9 @@ def _profile_objects(name: str, racks: int, labels: SchedulerLabels, with_device
     nodes = tuple(_profile_node(node, clique, gpus, labels) for node, clique in cliques)
     slices = profile_slices(name, [node for node, _ in cliques]) if publishes and with_devices else ()
     state = read_state(nodes, slices=msgspec.to_builtins(slices), labels=labels)
-    devices = DraDevices(nodes=tuple(map(allocator_node, nodes)), classes=device_classes(), slices=slices)
+    devices = DraDevices(
+        nodes=tuple(map(allocator_node, state.nodes)), classes=device_classes(), slices=slices
+    )
     return SiteObjects(state=state, devices=devices)
 
 

@@ -15,6 +15,7 @@ from rackloom.core.cluster.domain_objects import (
     read_clique,
     read_compute_domain_status,
 )
+from rackloom.core.cluster.nodes import read_node
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -28,6 +29,7 @@ from rackloom.core.cluster.objects import (
     SECRET,
     metav1_time,
 )
+from rackloom.core.cluster.pods import read_pod
 from rackloom.core.cluster.scheduling import is_node_selected
 from rackloom.core.domains.clique import join_clique, with_daemon_status
 from rackloom.lab.kube.direct import DirectApi
@@ -69,8 +71,8 @@ class DaemonSide:
             await self.api.delete(POD, pods[key]["metadata"]["name"], NAMESPACE, grace_seconds=grace)
 
     def chosen(self, daemons, nodes):
-        spec = daemons["spec"]["template"]["spec"]
-        return [node["metadata"]["name"] for node in nodes if is_node_selected(spec, node)]
+        spec = read_pod(daemons["spec"]["template"]).spec
+        return [node.name for node in map(read_node, nodes) if is_node_selected(spec, node)]
 
     async def start(self, uid, node):
         address = f"10.0.{len(uid)}.{node.removeprefix('n')}"

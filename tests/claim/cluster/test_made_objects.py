@@ -7,6 +7,8 @@ from rackloom.core.cluster import names
 from rackloom.core.cluster.device_configs import ChannelConfig, DaemonConfig, decode_imex_config
 from rackloom.core.cluster.domain_objects import read_compute_domain
 from rackloom.core.cluster.names import AllocationMode
+from rackloom.core.cluster.nodes import read_node
+from rackloom.core.cluster.pods import read_pod
 from rackloom.core.cluster.scheduling import is_node_selected
 from rackloom.core.domains import manifests
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
@@ -80,7 +82,7 @@ def test_a_warm_daemon_leaves_a_node_to_a_job_and_to_a_driver_upgrade(make, sett
     warm["metadata"]["labels"] = {names.WARM_CLIQUE_LABEL: "c.1"}
     made = manifests.daemon_set(read_compute_domain(warm), settings, settings.daemon_namespace)
     node = {"metadata": {"name": "n", "labels": {names.WARM_CLIQUE_LABEL: "c.1"} | more}}
-    assert is_node_selected(made["spec"]["template"]["spec"], node) is there
+    assert is_node_selected(read_pod(made["spec"]["template"]).spec, read_node(node)) is there
 
 
 def test_daemons_can_be_given_priority_resources_and_secrets(domain):

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.manifests.documents import Source, parse_documents, read_documents
+from rackloom.claim.manifests.documents import SITE_KINDS, Source, parse_documents, read_documents
 from rackloom.claim.manifests.read import decode_object, manifests_of, read_manifests
 from rackloom.core.allocate.objects import ResourceSlice, readable
 from rackloom.errors import Refused
@@ -234,11 +234,33 @@ def test_a_line_is_found_for_an_error_only(tmp_path: Path, monkeypatch: pytest.M
     pods = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"p-{number}"}} for number in range(3)]
     path = written(tmp_path, json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}), "dump.json")
     sought: list[Any] = []
-    monkeypatch.setattr(Source, "line", lambda _, *where: sought.append(where))
-    documents = read_documents(path, lambda obj: obj | {"spec": {}})
-    assert [document.value["spec"] for document in documents] == [{}, {}, {}]
-    manifests_of(documents)
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "line", lambda _, *where: sought.append(where))
+        documents = read_documents(path, SITE_KINDS)
+        assert [document.decoded.metadata.name for document in documents] == ["p-0", "p-1", "p-2"]
+        manifests_of(documents)
     assert not sought
+    # The content is not kept for that: the file is read again. One that is another by then has no such line.
+    text = json.dumps(json.loads(path.read_text()), indent=1)
+    path.write_text(text)
+    line = text.splitlines().index('    "name": "p-1"') + 1
+    assert documents[1].where(("metadata", "name")) == f"{path}:{line}"
+    other = written(tmp_path, text, "other.json")
+    (first, *_) = read_documents(other, SITE_KINDS)
+    other.write_text("{")
+    assert first.where(("metadata", "name")) == f"{other}:1"
+
+
+def test_objects_that_a_command_does_not_read_are_left_out(tmp_path: Path) -> None:
+    """A dump has far more pods than nodes and slices, and no claim is allocated by them."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"zone": "a"}}}
+    broken = {"apiVersion": "v1", "kind": "Pod", "metadata": 3}
+    nested = {"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "m"}}]}
+    path = written(tmp_path, json.dumps({"kind": "List", "items": [node, broken, nested]}), "dump.json")
+    assert [(node.metadata.name, dict(node.metadata.labels)) for node in read_manifests([path]).nodes] == [
+        ("n", {"zone": "a"}),
+        ("m", {}),
+    ]
 
 
 EMPTY_SLICE = """\

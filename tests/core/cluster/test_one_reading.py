@@ -14,10 +14,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.core.cluster.random_clusters import DRIVER, PLAIN, Cluster, Odds, random_cluster
 
 from rackloom.app.snapshot.cluster import read_cluster
 from rackloom.claim.kube.api import ObjectList
+from rackloom.claim.manifests.documents import SITE_KINDS, parse_documents
 from rackloom.core.allocate.node_template import template_of_slices, whole_gpus
 from rackloom.core.allocate.objects import ResourceSlice, convert_object
 from rackloom.core.cluster import reader
@@ -32,15 +34,15 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     ResourceKind,
     full_name,
-    name_of,
 )
-from rackloom.core.cluster.pods import is_bound_pod, pod_owner
-from rackloom.core.cluster.projection import drop_bulk, project_object
+from rackloom.core.cluster.pods import REQUIRED, is_bound_pod, pod_owner, read_pod
+from rackloom.core.cluster.projection import project_object
 from rackloom.core.cluster.reader import ClusterReader, read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
 from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, placement_site
 from rackloom.core.gangs.trays import running_site
 from rackloom.core.place.gang_planner import NodeUse, try_gang
+from rackloom.core.place.mobility import restrict_moves
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.place.slurm_topology import topology_of_nodes
 from rackloom.errors import Refused
@@ -114,7 +116,7 @@ def check_cluster(seed: int, odds: Odds) -> None:
     for name in cluster.facts:
         left = use.left(name)
         if left is not None:
-            pods = sum(pod["spec"]["nodeName"] == name for pod in filter(is_bound_pod, state.pods))
+            pods = sum(pod.node == name for pod in filter(is_bound_pod, state.pods))
             assert left["pods"] == (110 - pods) * 1000, name
     # Slurm: the blocks are the cliques.
     blocks: dict[str, set[str]] = defaultdict(set)
@@ -147,7 +149,7 @@ def check_snapshot(seed: int, odds: Odds) -> None:
     found, state = asyncio.run(read_cluster(Lists(lists_of(cluster)))), state_of(cluster)
     named = {problem.partition(" is left out")[0] for problem in found.problem.split("; ") if problem}
     assert len(cluster.unreadable) > 16 or named == cluster.unreadable, seed
-    assert [node.name for node in found.nodes] == sorted(map(name_of, state.nodes)), seed
+    assert [node.name for node in found.nodes] == sorted(node.name for node in state.nodes), seed
     for node in found.nodes:
         facts = cluster.facts[node.name]
         assert node.clique == facts.clique, (seed, node)
@@ -293,31 +295,62 @@ def test_a_cluster_is_followed_object_by_object() -> None:
     assert known > 25, "claims whose pods are known"
 
 
-def test_a_cluster_without_its_bulk_has_the_same_facts() -> None:
-    """`rackloom place` drops the parts that no plan reads while it decodes a dump."""
+def test_a_dump_has_the_facts_of_its_objects() -> None:
+    """`rackloom place` decodes nodes and pods of a dump straight into values, without what no plan reads."""
     bulk = {"env": [{"name": "E", "value": "v"}], "image": "i", "volumeMounts": [{"name": "v"}]}
+    decoded = 0
     for seed in range(60):
         cluster = random_cluster(seed, Odds(broken=0.1))
-        site = placement_site(state_of(cluster), counted=True, tolerations=())
-        for kind, objects in (("Pod", cluster.pods), ("Node", cluster.nodes)):
-            for obj in objects:
-                spec = obj.get("spec")
-                containers = spec.get("containers") if isinstance(spec, dict) else None
-                for container in containers if isinstance(containers, list) else ():
-                    if isinstance(container, dict):
-                        container.update(bulk)
-                drop_bulk(obj | {"kind": kind})
-                assert '"image"' not in json.dumps(obj)
-        lighter = state_of(cluster)
-        assert placement_site(lighter, counted=True, tolerations=()) == site
-        assert {unreadable.title for unreadable in lighter.unreadable} == cluster.unreadable
+        whole = state_of(cluster)
+        for obj in (*cluster.pods, *cluster.nodes):
+            spec = obj.get("spec")
+            containers = spec.get("containers") if isinstance(spec, dict) else None
+            for container in containers if isinstance(containers, list) else ():
+                if isinstance(container, dict):
+                    container.update(bulk)
+        items = [{**obj, "kind": kind.kind} for kind, listed in lists_of(cluster).items() for obj in listed]
+        dump = json.dumps({"kind": "List", "items": items})
+        found: dict[str, list[Any]] = defaultdict(list)
+        for document in parse_documents(dump, "dump", SITE_KINDS):
+            found[document.value["kind"]].append(document.decoded or document.value)
+            decoded += document.decoded is not None
+            assert "image" not in str(document.decoded)
+        state = read_state(*(found[kind.kind] for kind in KINDS), LABELS)
+        named = {unreadable.title: unreadable.reason for unreadable in whole.unreadable}
+        assert {unreadable.title: unreadable.reason for unreadable in state.unreadable} == named, seed
+        unnamed = {"unreadable": (), "claims": ()}
+        assert replace(state, **unnamed) == replace(whole, **unnamed), seed
+    assert decoded > 400
+
+
+def test_a_rule_that_is_newer_than_this_program_is_no_weaker_rule() -> None:
+    """The pod holds its GPUs, and its job is not moved: nobody knows where it may go."""
+    term = {"matchLabels": {"zone": "b"}}
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}}
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    meta = {"name": "p", "labels": {LABELS.movable: "true"}}
+    pod = {"metadata": meta, "spec": {"nodeName": "n", "containers": [container], "affinity": affinity}}
+    state = read_state(pods=[pod])
+    (hold,) = state.holds
+    assert (hold.gpus, hold.movable, state.unreadable) == (1, True, ())
+    assert [hold.movable for hold in restrict_moves(state)] == [False]
+    affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] = [{"matchExpressions": [{"key": 3}]}]
+    (unreadable,) = read_state(pods=[pod]).unreadable
+    path = f"spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].key"
+    assert f"its shape: {path}: expected text, got a whole number" in unreadable.reason
 
 
 def test_a_change_costs_the_object_that_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, read = random_cluster(3), []
     everything = ClusterReader(LABELS)
     before = everything.read(lists_of(cluster))
-    monkeypatch.setattr(reader, "check_shape", lambda obj, *_: read.append(obj))
+    check = reader.check_shape
+
+    def checked(obj: dict[str, Any], *rest: Any) -> Any:
+        read.append(obj)
+        return check(obj, *rest)
+
+    monkeypatch.setattr(reader, "check_shape", checked)
     pod = {**cluster.pods[0], "metadata": {**cluster.pods[0]["metadata"], "resourceVersion": "new"}}
     everything.take(POD, pod)
     after = everything.state()
@@ -352,7 +385,7 @@ def test_the_pods_of_a_job_are_its_own(job: dict[str, Any], pod: dict[str, Any])
     meta = {"name": "x", "namespace": "ml"}
     read = Job(name="ml/x", kind=job["kind"], groups=(), objects=({**job, "metadata": meta},))
     made = {"metadata": {"name": "x-0", "namespace": "ml", **pod}}
-    assert owner_of_job(read, LABELS.gang) == pod_owner(made, LABELS.gang)
+    assert owner_of_job(read, LABELS.gang) == pod_owner(read_pod(made), LABELS.gang)
 
 
 def test_amounts_of_kubernetes_own_resources_may_be_parts() -> None:

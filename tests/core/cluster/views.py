@@ -24,11 +24,4 @@ def with_state(lists, settings):
     """Lists of a gang controller with the facts of them."""
     labels = SchedulerLabels(clique=settings.clique_label)
     state = read_state(map(as_ready, lists.nodes), lists.pods, lists.claims, lists.slices, labels)
-    return replace(
-        lists,
-        nodes=state.nodes,
-        pods=state.pods,
-        claims=state.claims,
-        state=state,
-        running=running_site(state),
-    )
+    return replace(lists, claims=state.claims, state=state, running=running_site(state))

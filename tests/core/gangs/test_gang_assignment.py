@@ -17,13 +17,16 @@ from rackloom.core.gangs.snapshot import GangSnapshot
 RECORD = record_of([("worker", "t0"), ("worker", "t1")])
 
 
-def ungated(name, index, *, node="", going=False):
+def pod(name, index, *, spec, **more):
     labels = {GANG_LABEL: "big", GROUP_LABEL: "worker", RANK_LABELS[0]: str(index)}
-    meta = {"name": name, "uid": name, "namespace": "team", "labels": labels}
+    meta = {"name": name, "uid": name, "namespace": "team", "labels": labels, **more}
     meta["annotations"] = {SIZE_ANNOTATION: "worker=2", TRAY_ANNOTATION: "t0"}
-    if going:
-        meta["deletionTimestamp"] = "2001-01-01T00:00:00Z"
-    return read_member({"metadata": meta, "spec": {"nodeName": node} if node else {}, "status": {}})
+    return {"metadata": meta, "spec": spec, "status": {}}
+
+
+def ungated(name, index, *, node="", going=False):
+    meta = {"deletionTimestamp": "2001-01-01T00:00:00Z"} if going else {}
+    return read_member(pod(name, index, spec={"nodeName": node} if node else {}, **meta))
 
 
 def seated(*members):
@@ -47,8 +50,7 @@ def test_of_two_that_stay_the_one_that_is_there_has_it():
 
 def test_a_pod_that_leaves_keeps_its_seat_from_those_at_the_gate():
     """What it holds is free only when it is gone."""
-    gated = ungated("waits", 1).obj
-    gated["spec"] = {"schedulingGates": [{"name": GANG_GATE}]}
-    members = (ungated("leaves", 0, node="t0", going=True), read_member(gated))
+    waiting = pod("waits", 1, spec={"schedulingGates": [{"name": GANG_GATE}]})
+    members = (ungated("leaves", 0, node="t0", going=True), read_member(waiting))
     found = assign_slots(GangSnapshot(key=KEY, now=0.0, record=RECORD, members=members), RECORD.plan)
     assert [(member.name, tray) for member, tray in found.openings] == [("waits", "t1")]

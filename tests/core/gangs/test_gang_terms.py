@@ -6,6 +6,8 @@ from tests.core.gangs.gang_toy import read_site
 from tests.core.gangs.test_gang_objects import REQUIRED, node, pod
 
 from rackloom.core.cluster.gang_objects import GANG_TAINT, read_member
+from rackloom.core.cluster.nodes import read_node
+from rackloom.core.cluster.pods import read_pod
 from rackloom.core.cluster.scheduling import is_node_selected
 from rackloom.core.gangs.requests import group_terms
 from rackloom.core.gangs.slots import pin_and_ungate
@@ -79,7 +81,8 @@ def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, hel
     member = read_member(held)
     site = read_site(ClusterLists(nodes=tuple(there), pods=()), [], GangSettings())
     by_name = {obj["metadata"]["name"]: obj for obj in there}
-    found = site_for_terms(site, group_terms({"member": [member]}).values(), by_name)
+    nodes = {name: read_node(obj) for name, obj in by_name.items()}
+    found = site_for_terms(site, group_terms({"member": [member]}).values(), nodes)
     for tray in found.trays:
         sent = json_patch(held, pin_and_ungate(member, tray.name, "plan", 1e9).patch)
         reserved = {"key": GANG_TAINT, "value": "plan", "effect": "NoSchedule"}
@@ -87,7 +90,7 @@ def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, hel
         takes = {
             name
             for name, obj in by_name.items()
-            if is_node_selected(sent["spec"], obj) and is_tolerated(sent["spec"], obj)
+            if is_node_selected(read_pod(sent).spec, read_node(obj)) and is_tolerated(sent["spec"], obj)
         }
         assert takes == (set() if tray.shut else {tray.name})
         by_name[tray.name]["spec"]["taints"].remove(reserved)
@@ -106,7 +109,7 @@ def test_a_node_is_closed_by_its_state_once_and_by_each_other_taint():
     for held in (pod(gpus=4), tolerant):
         site = read_site(ClusterLists(nodes=there), [], GangSettings())
         terms = group_terms({"member": [read_member(held)]}).values()
-        found = site_for_terms(site, terms, {obj["metadata"]["name"]: obj for obj in there})
+        found = site_for_terms(site, terms, {obj["metadata"]["name"]: read_node(obj) for obj in there})
         reasons = {tray.name: tray.shut for tray in found.trays}
         assert reasons == {
             "n1": "cordoned",

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.core.cluster.objects import Object
+from rackloom.core.cluster.pods import read_pod
 from rackloom.core.kueue.plans import (
     CONTROLLER_NAME,
     PLAN_ANNOTATION,
@@ -34,7 +35,7 @@ def pods_on(update: Object, *nodes: str | None, phase: str = "Running") -> list[
 
 
 def held(update: Object, pods: list[Object]) -> dict[str, int]:
-    return {hold.tray: hold.gpus for hold in held_seats("team/train", [update], pods)}
+    return {hold.tray: hold.gpus for hold in held_seats("team/train", [update], map(read_pod, pods))}
 
 
 def test_all_is_held_until_pods_are_bound() -> None:

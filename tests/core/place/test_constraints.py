@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,8 @@ from tests.core.place.place_sites import site
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.cluster.jobs import Job, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.pods import REQUIRED
+from rackloom.core.cluster.nodes import read_node
+from rackloom.core.cluster.pods import REQUIRED, LabelSelector, read_pod
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import (
     NodeRule,
@@ -110,7 +112,10 @@ def test_a_node_is_shut_for_members_whose_required_node_affinity_it_is_not(
 def test_what_a_node_is_not_is_told() -> None:
     terms = [{"matchExpressions": [need("In", "b", "c"), need("Exists", key="big")]}, {"matchFields": []}]
     rule = read(mpi(template(nodeSelector={"kind": "x"}, **on_nodes(*terms)))).groups[1].need.rule
-    assert list(unmet_requirements(rule, node("n"))) == ["not kind=x", "not zone In b/c and big Exists"]
+    assert list(unmet_requirements(rule, read_node(node("n")))) == [
+        "not kind=x",
+        "not zone In b/c and big Exists",
+    ]
 
 
 def test_an_affinity_that_the_api_server_would_not_take_is_refused() -> None:
@@ -139,7 +144,7 @@ def test_a_rule_holds_where_all_labels_and_one_term_do(
         term.match_expressions and all(_is(expression, has) for expression in term.match_expressions)
         for term in terms
     )
-    assert (not list(unmet_requirements(rule, {"metadata": {"labels": has}}))) == (
+    assert (not list(unmet_requirements(rule, read_node({"metadata": {"name": "n", "labels": has}})))) == (
         chosen.items() <= has.items() and some
     )
 
@@ -152,10 +157,11 @@ def _is(selector_requirement: NodeSelectorRequirement, has: dict[str, str]) -> b
 
 
 def test_one_rule_serves_the_planner_and_the_simulated_scheduler() -> None:
-    spec = {"nodeSelector": {"zone": "a"}, **on_nodes({"matchExpressions": [need("Exists", key="big")]})}
-    assert is_node_selected(spec, node("n", zone="a", big=""))
-    assert not is_node_selected(spec, node("n", zone="a"))
-    assert not is_node_selected(spec, node("n", big=""))
+    terms = on_nodes({"matchExpressions": [need("Exists", key="big")]})
+    spec = read_pod({"spec": {"nodeSelector": {"zone": "a"}, **terms}}).spec
+    assert is_node_selected(spec, read_node(node("n", zone="a", big="")))
+    assert not is_node_selected(spec, read_node(node("n", zone="a")))
+    assert not is_node_selected(spec, read_node(node("n", big="")))
 
 
 def test_groups_that_may_use_different_nodes_have_each_their_own() -> None:
@@ -255,7 +261,8 @@ def test_all_that_a_running_pod_requires_holds_for_those_that_come(
     ],
 )
 def test_a_label_selector_selects_as_the_api_says(selector: dict[str, Any] | None, selected: bool) -> None:
-    assert selector_matches(selector, {"a": "1"}) is selected
+    read = None if selector is None else msgspec.convert(selector, LabelSelector)
+    assert selector_matches(read, {"a": "1"}) is selected
 
 
 @pytest.mark.parametrize(

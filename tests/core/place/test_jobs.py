@@ -9,6 +9,7 @@ from tests.core.cluster.views import read_site
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.nodes import blocking_taints, read_node
 from rackloom.core.cluster.pods import Toleration
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import NodeRule
@@ -257,7 +258,9 @@ def test_a_node_is_shut_for_pods_that_may_not_go_there() -> None:
     ],
 )
 def test_a_toleration_covers_the_taints_that_the_scheduler_says(toleration: Toleration, covers: bool) -> None:
-    assert toleration.covers({"key": "team", "value": "a", "effect": "NoSchedule"}) is covers
+    taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    tainted = read_node({"metadata": {"name": "n"}, "spec": {"taints": [taint]}})
+    assert list(blocking_taints(tainted, (toleration,))) == ([] if covers else ["team=a"])
 
 
 def test_running_pods_hold_their_gpus_under_the_name_of_their_job() -> None:

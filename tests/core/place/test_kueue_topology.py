@@ -10,6 +10,7 @@ from tests.core.cluster.views import as_ready
 
 from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.nodes import read_node
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import DraDevices, GangPlan
 from rackloom.core.place.kueue_topology import (
@@ -76,14 +77,14 @@ def plan(value: dict[str, Any], found: list[dict[str, Any]]) -> tuple[GangPlan |
 
     def planned(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
         site = SiteObjects(
-            state=read_state(as_ready(obj) for obj in found if attempt.takes(obj)),
+            state=read_state(as_ready(obj) for obj in found if attempt.takes(read_node(obj))),
             devices=DraDevices(nodes=(), classes=(), slices=()),
         )
         classes = PriorityClasses((), are_all_known=False)
         planner = SitePlanner(site, (), (), classes, attempt.request)
         return planner, planner.report([read])
 
-    attempts = topology_attempts(job_topology(read), request, found)
+    attempts = topology_attempts(job_topology(read), request, [read_node(obj) for obj in found])
     attempt, _, report = first_that_fits(attempts, planned)
     (answer,) = report.jobs
     return answer.plan, "" if answer.plan is None else attempt.note

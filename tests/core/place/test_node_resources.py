@@ -11,6 +11,7 @@ from tests.core.cluster.views import as_ready
 
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
+from rackloom.core.cluster.pods import read_pod
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import pod_requests
 from rackloom.core.cluster.trays import DraDevices
@@ -118,7 +119,7 @@ def test_no_tray_is_given_more_than_it_has(taken: list[str], wanted: list[tuple[
     by_name = {obj["metadata"]["name"]: obj for obj in jobs}
     for answer in answers(jobs, nodes, *pods):
         if answer.plan is not None:
-            spec = by_name[answer.job.rpartition("/")[2]]["spec"]["template"]["spec"]
+            spec = read_pod(by_name[answer.job.rpartition("/")[2]]["spec"]["template"]).spec
             needed = pod_requests(spec)
             for seat in answer.plan.seats:
                 used[seat.tray] += needed["cpu"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rackloom.core.cluster.jobs import Job, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.pods import pod_owner
+from rackloom.core.cluster.pods import pod_owner, read_pod
 from rackloom.core.place.gang_requests import gang_of_job
 from rackloom.core.place.pod_templates import ManifestDraft
 from rackloom.errors import Refused
@@ -196,7 +196,7 @@ def test_a_kind_that_is_no_text_is_no_job(kind: object) -> None:
 def test_pods_of_an_outer_object_belong_to_it() -> None:
     outer = {"nvidia.com/dynamo-graph-deployment-name": "graph", "grove.io/podgang": "graph-0"}
     assert (
-        pod_owner({"metadata": {"name": "p", "labels": outer}}, LABELS.gang).text
+        pod_owner(read_pod({"metadata": {"name": "p", "labels": outer}}), LABELS.gang).text
         == "DynamoGraphDeployment graph"
     )
 

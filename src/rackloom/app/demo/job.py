@@ -158,7 +158,7 @@ class RackJob:
         """The nodes of the pods. Raises NotObserved if they are not in the clique of the plan."""
         names = set(map(node_of, pods))
         nodes = (await self._whole.api.list(NODE)).items
-        cliques = {node_clique(node, GPU_CLIQUE_LABEL) for node in nodes if name_of(node) in names}
+        cliques = {node_clique(labels_of(node), GPU_CLIQUE_LABEL) for node in nodes if name_of(node) in names}
         if cliques != {self._clique}:
             raise NotObserved(
                 f"the job runs in {sorted(map(str, cliques))}, and was placed in {self._clique}"

@@ -30,7 +30,7 @@ from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import claim_consumers, held_devices, read_allocations
 from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.domain_objects import ComputeDomain
-from rackloom.core.cluster.nodes import container_runtime, is_cordoned, node_clique, taints_of
+from rackloom.core.cluster.nodes import container_runtime, node_clique, read_node
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
@@ -252,7 +252,7 @@ def _withheld(inputs: _RuleInputs) -> Mapping[str, tuple[WithheldDevice, ...]]:
         for claim in allocator_values([obj], ResourceClaim)
     }
     supply = DeviceSupply(
-        nodes=tuple(map(allocator_node, inputs.nodes)),
+        nodes=tuple(allocator_node(read_node(node)) for node in inputs.nodes),
         classes=tuple(allocator_values(inputs.classes, DeviceClass)),
         slices=tuple(allocator_values(inputs.slices, ResourceSlice)),
         in_use=tuple(read_allocations(inputs.claims)),
@@ -261,23 +261,23 @@ def _withheld(inputs: _RuleInputs) -> Mapping[str, tuple[WithheldDevice, ...]]:
     return dict(zip(asked, withheld_devices(asked.values(), supply), strict=True))
 
 
-def _node_record(node: Object) -> NodeRecord:
-    ready = condition_of(node, "Ready")
-    writes = tuple(field_writes(node, names.GPU_CLIQUE_LABEL))
+def _node_record(obj: Object) -> NodeRecord:
+    node, ready = read_node(obj), condition_of(obj, "Ready")
+    writes = tuple(field_writes(obj, names.GPU_CLIQUE_LABEL))
     writers = [name for name, _ in writes]
     writer = CLIQUE_LABEL_MANAGER if CLIQUE_LABEL_MANAGER in writers else next(iter(writers), "")
     return NodeRecord(
-        name=name_of(node),
+        name=node.name,
         ready=None if ready is None else {"True": True, "False": False}.get(ready.status),
         ready_since=None if ready is None else ready.since,
-        clique=node_clique(node, names.GPU_CLIQUE_LABEL),
+        clique=node_clique(node.labels, names.GPU_CLIQUE_LABEL),
         clique_writer=writer,
         clique_since={name: time for name, time in writes if time is not None}.get(writer),
         other_writers=tuple(name for name in writers if name != writer),
-        taints=tuple(taint.text for taint in taints_of(node)),
-        unschedulable=is_cordoned(node),
-        runtime=container_runtime(node),
-        simulated=labels_of(node).get(names.SIMULATED_LABEL) == "true",
+        taints=tuple(taint.text for taint in node.taints),
+        unschedulable=node.is_cordoned,
+        runtime=container_runtime(obj),
+        simulated=node.labels.get(names.SIMULATED_LABEL) == "true",
     )
 
 

@@ -270,7 +270,7 @@ class GangPlacer:
         )
         for unreadable in state.unreadable:
             log.warning("gangs.object_unreadable", object=unreadable.title, why=unreadable.reason)
-        known = replace(cluster, nodes=state.nodes, pods=state.pods, claims=state.claims, state=state)
+        known = replace(cluster, nodes=(), pods=(), claims=state.claims, state=state)
         cluster = replace(known, running=running_site(state), use=NodeUse(state))
         quota = self._kueue.quota
         if not self._kueue.has_plans and quota is QuotaMode.NONE:
@@ -284,7 +284,7 @@ class GangPlacer:
             pass
         except Rejected as refusal:
             log.warning("gangs.workloads_not_read", why=refusal.message)
-        planned = held_plans(workloads, cluster.pods) if self._kueue.has_plans else {}
+        planned = held_plans(workloads, state.pods) if self._kueue.has_plans else {}
         domains = () if quota is QuotaMode.NONE else (await self._api.list(COMPUTE_DOMAIN)).items
         return replace(cluster, planned=planned, spare_quotas=spare_quotas(domains, workloads, quota))
 

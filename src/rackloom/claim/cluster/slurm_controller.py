@@ -37,6 +37,7 @@ from rackloom.core.cluster.objects import (
     uid_of,
 )
 from rackloom.core.cluster.pods import node_of
+from rackloom.core.cluster.reader import ReadObject
 from rackloom.core.place.slurm_topology import (
     SLURM_TAINT,
     TOPOLOGY_NAME,
@@ -68,7 +69,7 @@ class SlurmRule(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the taint of Slurm's nodes; None: all nodes with a clique are Slurm's."""
     block_size: int | None = None
 
-    def topology_of(self, nodes: Iterable[Object]) -> SlurmTopology:
+    def topology_of(self, nodes: Iterable[ReadObject]) -> SlurmTopology:
         """The topology of nodes. Raises Refused for nodes that cannot be read, or names that clash."""
         return topology_of_nodes(nodes, self.labels, taint=self.taint, block_size=self.block_size)
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from rackloom.claim.manifests.documents import Document, Projection, parse_documents
+from rackloom.claim.manifests.documents import SITE_KINDS, Document, parse_documents
 from rackloom.claim.manifests.read import Manifests, manifests_of
 from rackloom.errors import Refused, Retry
 from rackloom.serving.request_log import asked
@@ -76,14 +76,11 @@ def first_served_version(
 
 
 def objects_from_cluster(
-    kinds: str,
-    kubeconfig: Path | None = None,
-    context: str | None = None,
-    project: Projection | None = None,
+    kinds: str, kubeconfig: Path | None = None, context: str | None = None
 ) -> list[Document]:
     """All objects of `kinds` (comma-separated) in all namespaces. Raises like `read_cluster`."""
     words = ["get", kinds, "--all-namespaces", "-o", "json"]
-    return parse_documents(_answer_of_kubectl(words, kubeconfig, context), "the cluster", project)
+    return parse_documents(_answer_of_kubectl(words, kubeconfig, context), "the cluster", SITE_KINDS)
 
 
 def _answer_of_kubectl(words: list[str], kubeconfig: Path | None, context: str | None) -> bytes:

@@ -3,21 +3,26 @@
 JSON is decoded by msgspec, YAML in one pass over its events. No line is kept: a dump of a cluster has some
 hundred thousand fields, and an error names one. `Document.where` then finds the line in the text. Text that
 starts like JSON and is none (a trailing comma, several objects) is read as YAML, which contains JSON.
+Most of a dump are nodes, pods and slices. In JSON, they are decoded straight into the values that plans take:
+without the fields that nothing reads, and slices share their equal parts.
 
 Lists (`kind: List`, PodList) are unfolded into their objects. A directory is read as `kubectl -f` reads it.
 """
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
 
+from rackloom.core.allocate.objects import ResourceSlice
+from rackloom.core.allocate.sharing import SharedParts
+from rackloom.core.cluster.objects import NODE, POD, RESOURCE_SLICE
 from rackloom.errors import Refused, Undecodable, file_error_text
 from rackloom.runtime.foreign_text import decode_json
 from rackloom.runtime.yaml_events import YamlReader, line_of_field
@@ -30,20 +35,25 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The content of a file or an answer, and its name in messages."""
+    """A file or an answer, and its name in messages."""
 
     file: str
-    content: bytes
+    content: bytes | None
+    """None: it is read again to find a line. A dump of a cluster is larger than what is kept of it."""
     is_json: bool
 
     def line(self, document: int, path: FieldPath) -> int:
         """The line (from 1) of a field of a document, or of the nearest field around it that is there."""
-        text = _text_of(self.content)
-        return _line_in_json(text, path) if self.is_json else line_of_field(text, document, path)
+        # A file that is another one by now has no such line.
+        with suppress(OSError, ValueError, IndexError, yaml.YAMLError):
+            text = _text_of(self)
+            return _line_in_json(text, path) if self.is_json else line_of_field(text, document, path)
+        return 1
 
 
 @lru_cache(1)
-def _text_of(content: bytes) -> str:
+def _text_of(source: Source) -> str:
+    content = Path(source.file).read_bytes() if source.content is None else source.content
     # Parts of JSON that nothing reads may be no text.
     return content.decode(errors="replace")
 
@@ -52,6 +62,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """One object of a file."""
 
     value: dict[str, Any]
+    """The object, or its kind alone if it is in `decoded`."""
+    decoded: Any = None
+    """The NodeObject, the PodObject, or the ResourceSlice."""
     source: Source
     number: int
     """Of the document in the text, from 0."""
@@ -63,22 +76,19 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.source.file}:{self.source.line(self.number, (*self.at, *path))}"
 
 
-Projection = Callable[[dict[str, Any]], dict[str, Any]]
-"""Returns the part of an object that its reader needs. It may change the object."""
-
-
-def read_documents(path: Path, project: Projection | None = None) -> list[Document]:
+def read_documents(path: Path, kinds: Collection[str] | None = None) -> list[Document]:
     """The objects of a file, or of the manifests right in a directory, as `kubectl -f` takes them.
 
-    The items of `kind: List`, and of a PodList and its like, come one by one. Refused with file and line.
+    The items of `kind: List`, and of a PodList and its like, come one by one. `kinds`: see `parse_documents`.
+    Refused with file and line.
     """
     if path.is_dir():
-        return [document for file in _manifests_in(path) for document in read_documents(file, project)]
+        return [document for file in _manifests_in(path) for document in read_documents(file, kinds)]
     try:
         content = path.read_bytes()
     except OSError as error:
         raise _unreadable(str(path), error) from error
-    return parse_documents(content, str(path), project)
+    return parse_documents(content, str(path), kinds, keep=not path.is_file())
 
 
 def _unreadable(file: str, error: OSError | UnicodeDecodeError) -> Refused:
@@ -105,38 +115,73 @@ class _JsonList(msgspec.Struct, rename="camel"):
     api_version: Any = None
 
 
-def _projected_items(listed: _JsonList, source: Source, project: Projection) -> Iterator[Document]:
+CLAIM_KINDS = frozenset(
+    {"Node", "ResourceSlice", "DeviceClass", "DeviceTaintRule", "ResourceClaim", "ResourceClaimTemplate"}
+)
+"""The kinds that bear on an allocation."""
+SITE_KINDS = CLAIM_KINDS | {"Pod", "ComputeDomain", "PriorityClass"}
+"""The kinds that bear on a placement."""
+
+
+class _JsonItem(msgspec.Struct):
+    kind: str = ""
+
+
+class _JsonSlice(ResourceSlice, frozen=True, kw_only=True):
+    kind: Literal["ResourceSlice"]
+    api_version: Literal["resource.k8s.io/v1"]
+
+
+def _items_of_kinds(listed: _JsonList, source: Source, kinds: Collection[str]) -> Iterator[Document]:
     if not _is_list({"kind": listed.kind, "items": ()}):
         raise Undecodable(source.file, "it is no List")
     each = _item_defaults({"kind": listed.kind, "apiVersion": listed.api_version})
+    # A command that reads no dump starts faster without them.
+    from rackloom.core.cluster.nodes import NodeObject
+    from rackloom.core.cluster.pods import PodObject
+
+    shapes = {NODE.kind: NodeObject, POD.kind: PodObject, RESOURCE_SLICE.kind: _JsonSlice}
+    values, parts = {kind: {"kind": kind} for kind in shapes}, SharedParts()
     for number, raw in enumerate(listed.items):
-        item = decode_json(raw, source.file, max_bytes=len(source.content))
-        value = project(each | item) if isinstance(item, dict) else item
-        yield from _list_items(Document(value=value, source=source, number=0, at=("items", number)))
+        at, kind = ("items", number), ""
+        decoded: Any = None
+        with suppress(msgspec.DecodeError, UnicodeError):
+            kind = msgspec.json.decode(raw, type=_JsonItem).kind or each.get("kind", "")
+            if kind in kinds and kind in shapes:
+                decoded = msgspec.json.decode(raw, type=shapes[kind])
+            if isinstance(decoded, _JsonSlice):
+                decoded = parts.of(ResourceSlice(metadata=decoded.metadata, spec=decoded.spec))
+        if decoded is not None:
+            yield Document(value=values[kind], decoded=decoded, source=source, number=0, at=at)
+        elif not kind or kind in kinds or kind.endswith("List"):
+            item = decode_json(raw, source.file, max_bytes=memoryview(raw).nbytes)
+            value = each | item if isinstance(item, dict) else item
+            yield from _list_items(Document(value=value, source=source, number=0, at=at))
 
 
-def parse_documents(content: bytes | str, file: str, project: Projection | None = None) -> list[Document]:
+def parse_documents(
+    content: bytes | str, file: str, kinds: Collection[str] | None = None, *, keep: bool = True
+) -> list[Document]:
     """The objects of a content, called `file` in messages. Refused with file and line.
 
-    With `project`, the items of a List in JSON are decoded one by one, so that the dropped parts of an item
-    are gone before the next one comes.
+    `keep`: False if `file` can be read again, to find a line for an error.
+
+    `kinds`: the reader needs no others. Of a List in JSON, items of others are left out, and nodes, pods and
+    slices have their values in `Document.decoded`.
     """
     content = content.encode() if isinstance(content, str) else content
     if content.lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith((b"{", b"[")):
         # YAML reads more than JSON, and names the line of an error.
-        source = Source(file, content, is_json=True)
+        source = Source(file, content if keep else None, is_json=True)
         bare = content.removeprefix(codecs.BOM_UTF8)
-        if project is not None:
+        if kinds is not None:
             with suppress(Undecodable):
-                return list(
-                    _projected_items(
-                        decode_json(bare, file, _JsonList, max_bytes=len(content)), source, project
-                    )
-                )
+                listed = decode_json(bare, file, _JsonList, max_bytes=len(content))
+                return list(_items_of_kinds(listed, source, kinds))
         with suppress(Undecodable):
             value = decode_json(bare, file, max_bytes=len(content))
             return list(_list_items(Document(value=value, source=source, number=0)))
-    source = Source(file, content, is_json=False)
+    source = Source(file, content if keep else None, is_json=False)
     try:
         text = content.decode()
         return [

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.claim.manifests.documents import Document, FieldPath, read_documents
+from rackloom.claim.manifests.documents import CLAIM_KINDS, Document, FieldPath, read_documents
 from rackloom.core.allocate.objects import (
     DeviceClaim,
     DeviceClass,
@@ -200,7 +200,7 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_manifests(paths: Iterable[Path]) -> Manifests:
     """All objects of the files. Refused with `file:line` and the path of the field."""
-    return manifests_of(document for path in paths for document in read_documents(path))
+    return manifests_of(document for path in paths for document in read_documents(path, CLAIM_KINDS))
 
 
 def manifests_of(documents: Iterable[Document]) -> Manifests:
@@ -211,7 +211,7 @@ def manifests_of(documents: Iterable[Document]) -> Manifests:
         value = decode_object(document)
         if isinstance(value, ResourceClaimTemplate):
             found.setdefault(ResourceClaim, []).append(claim_from_template(value))
-        elif isinstance(value, ResourceSlice):
+        elif isinstance(value, ResourceSlice) and document.decoded is None:
             found.setdefault(ResourceSlice, []).append(parts.of(value))
         elif value is not None:
             found.setdefault(type(value), []).append(value)
@@ -226,6 +226,12 @@ def manifests_of(documents: Iterable[Document]) -> Manifests:
 def decode_object(document: Document) -> Any:
     """The value of a document, or None for a kind that plays no part here. Refused where it is malformed."""
     kind, version = str(document.value.get("kind")), str(document.value.get("apiVersion", ""))
+    if isinstance(document.decoded, ResourceSlice):
+        return document.decoded
+    if document.decoded is not None and kind == NODE.kind:
+        from rackloom.core.cluster.scheduling import allocator_node
+
+        return allocator_node(document.decoded)
     if (shape := _SHAPES.get((kind, version))) is not None:
         fields = {name: document.value.get(name, {}) for name in shape.__struct_fields__}
         return _converted(document, fields, shape)

@@ -12,6 +12,7 @@
 - `gang_objects`, `gang_owners`, `kueue_objects`: gangs and their Jobs, Workloads of Kueue.
 - `devices`: the published devices. `projection`: the fields that a cache keeps.
 
-Decisions never call the API server. They take values of this package, or objects as handles, and return
-writes. `claim.kube` and `claim.cluster` receive the objects and send the writes.
+Decisions never call the API server. They take values of this package (`PodObject` and `NodeObject` for pods
+and nodes), or objects of other kinds as handles, and return writes. `claim.kube` and `claim.cluster` receive
+the objects and send the writes.
 """

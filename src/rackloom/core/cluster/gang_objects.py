@@ -27,15 +27,18 @@ from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import Taint, taints_of
 from rackloom.core.cluster.objects import (
     JOB,
+    Condition,
     JsonMapping,
     Object,
     OwnerReference,
     annotations_of,
+    condition_of,
     epoch_seconds,
     has_pod_ended,
     is_being_deleted,
     labels_of,
     name_of,
+    namespace_of,
     not_ready_since,
     version_of,
 )
@@ -44,10 +47,10 @@ from rackloom.core.cluster.pods import (
     SIZE_ANNOTATION,
     TEMPLATE_GATE,
     PodObject,
+    PodSpec,
     Toleration,
-    decode_object,
-    gates_of,
     is_bound_pod,
+    read_pod,
 )
 from rackloom.core.cluster.scheduling import (
     CLASS_RESOURCE,
@@ -59,7 +62,6 @@ from rackloom.core.cluster.scheduling import (
     read_node_rule,
     requested_devices,
     requests_beside_devices,
-    required_terms,
 )
 from rackloom.errors import Refused
 
@@ -108,11 +110,18 @@ class GangKey(msgspec.Struct, frozen=True, order=True):
 
 
 def gang_key_of(pod: JsonMapping) -> GangKey | None:
+    """The gang of a pod as it was sent."""
+    return _gang_key(namespace_of(pod), labels_of(pod), annotations_of(pod))
+
+
+def gang_of(pod: PodObject) -> GangKey | None:
     """The gang of a pod."""
-    name = labels_of(pod).get(GANG_LABEL)
-    if not name or SIZE_ANNOTATION not in annotations_of(pod):
-        return None
-    return GangKey(pod["metadata"]["namespace"], name)
+    return _gang_key(pod.metadata.namespace, pod.labels, pod.annotations)
+
+
+def _gang_key(namespace: str | None, labels: Mapping[str, str], marks: Mapping[str, str]) -> GangKey | None:
+    name = labels.get(GANG_LABEL)
+    return GangKey(namespace or "", name) if name and SIZE_ANNOTATION in marks else None
 
 
 # The declaration of a pod about its gang.
@@ -215,37 +224,35 @@ class PodConstraints(msgspec.Struct, frozen=True):
         yield from self.identity.barred_by(other.identity)
 
 
-def node_requirements(pod: JsonMapping) -> NodeRequirements:
-    """The rules of a pod for its node. Raises msgspec.ValidationError for a field of another type."""
-    spec = pod["spec"]
+def node_requirements(spec: PodSpec) -> NodeRequirements:
+    """The rules of a pod for its node. Raises msgspec.ValidationError as `read_node_rule` does."""
     # A toleration of a reservation, or of a node condition, does not show which nodes the pod is for.
-    tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
     kept = (
         toleration
-        for toleration in tolerations
+        for toleration in spec.tolerations or ()
         if not toleration.key.startswith(_CONDITION_TAINT_PREFIX) and toleration.key != GANG_TAINT
     )
-    near = {str(term.get("topologyKey")) for term in required_terms(spec, "podAffinity")}
+    near = {term.topology_key for term in spec.near}
     return NodeRequirements(_require_labels(read_node_rule(spec), sorted(near)), tuple(dict.fromkeys(kept)))
 
 
-def constraints_of_bound(pods: Iterable[JsonMapping], *, all_pods: bool) -> list[tuple[str, PodConstraints]]:
+def constraints_of_bound(pods: Iterable[PodObject], *, all_pods: bool) -> list[tuple[str, PodConstraints]]:
     """The nodes and constraints of bound pods that have not ended.
 
     Without `all_pods`, only pods with required anti-affinity: each of them may keep any pod off.
     """
     return [
-        (pod["spec"]["nodeName"], _constraints(pod, bound_pod_identity(pod, HOST_KEY)))
+        (pod.node, _constraints(pod, bound_pod_identity(pod, HOST_KEY)))
         for pod in pods
-        if is_bound_pod(pod) and (all_pods or required_terms(pod["spec"], "podAntiAffinity"))
+        if is_bound_pod(pod) and (all_pods or pod.spec.apart)
     ]
 
 
-def _constraints(pod: JsonMapping, identity: PodIdentity) -> PodConstraints:
-    containers = pod["spec"].get("containers") or ()
-    ports = (port for container in containers for port in container.get("ports") or ())
-    host_ports = ((port.get("protocol", "TCP"), port["hostPort"]) for port in ports if port.get("hostPort"))
-    return PodConstraints(identity, frozenset(host_ports))
+def _constraints(pod: PodObject, identity: PodIdentity) -> PodConstraints:
+    ports = (port for container in pod.spec.containers or () for port in container.ports or ())
+    return PodConstraints(
+        identity, frozenset((port.protocol, port.host_port) for port in ports if port.host_port)
+    )
 
 
 def _require_labels(rule: NodeRule, keys: Sequence[str]) -> NodeRule:
@@ -276,8 +283,6 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One pod of a gang."""
 
     pod: PodObject
-    obj: Object
-    """The stored pod."""
     namespace: str
     ended: bool
     is_being_deleted: bool
@@ -308,17 +313,17 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def node_rules(self) -> NodeRequirements:
         """Its rules for its node, and its pin once it was ungated."""
-        return node_requirements(self.obj)
+        return node_requirements(self.pod.spec)
 
     @cached_property
     def constraints(self) -> PodConstraints:
         """Its rules for the pods on its tray, without its spread."""
-        return _constraints(self.obj, pod_identity(self.obj, HOST_KEY))
+        return _constraints(self.pod, pod_identity(self.pod, HOST_KEY))
 
     @property
     def requests(self) -> Thousandths:
         """The amounts that it requests of its node beside devices."""
-        return requests_beside_devices(self.obj["spec"], GPU_RESOURCE)
+        return requests_beside_devices(self.pod.spec, GPU_RESOURCE)
 
     @property
     def group(self) -> str:
@@ -333,13 +338,12 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def gate(self) -> int | None:
         """The index of the gang's gate among its gates."""
-        gates = gates_of(self.obj)
-        return gates.index(GANG_GATE) if GANG_GATE in gates else None
+        return self.pod.gates.index(GANG_GATE) if GANG_GATE in self.pod.gates else None
 
     @property
     def foreign_gates(self) -> tuple[str, ...]:
         """Gates of other programs, such as queues."""
-        return tuple(name for name in gates_of(self.obj) if name not in (GANG_GATE, TEMPLATE_GATE))
+        return tuple(name for name in self.pod.gates if name not in (GANG_GATE, TEMPLATE_GATE))
 
     @property
     def tray(self) -> str | None:
@@ -381,28 +385,24 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def read_member(obj: Object) -> GangMember:
     """Read a pod. Raises Refused for an amount of GPUs that is no number."""
-    spec, status = obj["spec"], obj.get("status") or {}
-    conditions = (entry for entry in status.get("conditions") or () if entry["type"] == "PodScheduled")
-    unbound: Object = next((condition for condition in conditions if condition["status"] == "False"), {})
+    pod, scheduled = read_pod(obj), condition_of(obj, "PodScheduled")
+    unbound = scheduled if scheduled is not None and scheduled.status == "False" else Condition(type="")
     try:
-        gpus = requested_devices(spec, GPU_RESOURCE)
+        gpus = requested_devices(pod.spec, GPU_RESOURCE)
     except ValueError as error:
         raise Refused(f"pod {name_of(obj)}: {error}", nearest_fix="correct it") from error
-    containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
-    resources = (container.get("resources") or {} for container in containers)
+    containers = (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
+    resources = (container.resources for container in containers if container.resources is not None)
     names = {
-        name
-        for resource in resources
-        for name in (*(resource.get("limits") or ()), *(resource.get("requests") or ()))
+        name for resource in resources for name in (*(resource.limits or ()), *(resource.requests or ()))
     }
     return GangMember(
-        pod=decode_object(obj, PodObject),
-        obj=obj,
+        pod=pod,
         namespace=obj["metadata"]["namespace"],
         ended=has_pod_ended(obj),
         is_being_deleted=is_being_deleted(obj),
-        unbound_message=unbound.get("message") or unbound.get("reason") or "",
-        is_unschedulable=unbound.get("reason") == "Unschedulable",
+        unbound_message=unbound.message or unbound.reason,
+        is_unschedulable=unbound.reason == "Unschedulable",
         gpus=gpus,
         class_resources=tuple(sorted(name for name in names if name.startswith(CLASS_RESOURCE))),
     )

@@ -21,17 +21,20 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.allocate.objects import convert_object
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping, list_names, object_name, title_in_file
 from rackloom.core.cluster.pods import (
     AnyObject,
     Owner,
     PodObject,
+    PodSpec,
     check_shape,
     node_of,
     object_namespace,
     pod_owner,
     qualified_name,
+    read_pod,
 )
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
@@ -116,7 +119,7 @@ def owner_of_job(job: "Job", gang_label: str) -> Owner:
     """The owner of the pods that a job of a file will have."""
     first = job.objects[0]
     if job.kind == "Pod":
-        return pod_owner(first, gang_label)
+        return pod_owner(read_pod(first), gang_label)
     kind = "training job" if job.kind in _TRAINING_JOBS else job.kind
     if str(first.get("apiVersion")).startswith(VOLCANO):
         kind = "VolcanoJob"
@@ -156,7 +159,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
                 channel=any((namespace, template) in channels for template in need.templates),
                 identity=PodIdentity(
                     namespace=namespace,
-                    labels={**(value_at(template, ("metadata", "labels")) or {}), **added},
+                    labels={**template.labels, **added},
                     apart=need.apart,
                 ),
                 controller_labels=tuple(added),
@@ -173,25 +176,24 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
     )
 
 
-def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMapping:
+def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> PodObject:
     """The pod template of a group, with its spec under that name. Refused where there is none."""
     template, at = value_at(value, group.template), ".".join(map(str, group.template))
     if group.spec_key != "spec" and isinstance(template, Mapping):
         template, at = {"spec": template.get(group.spec_key)}, f"{at}.{group.spec_key}"
     if not isinstance(template, Mapping) or not isinstance(template.get("spec", {}), Mapping):
         raise Refused(f"{title} has no pod template at {at}", nearest_fix="add it")
-    check_shape(template, PodObject, title, at)
-    return template
+    return check_shape(template, PodObject, title, at)
 
 
-def pod_specs_of(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
+def pod_specs_of(job: Job, group: JobGroup) -> Iterator[PodSpec]:
     """The pod specs of a group: that of its template, or one of each pod."""
     if group.template:
-        yield value_at(job.objects[0], (*group.template, group.spec_key)) or {}
+        yield convert_object(value_at(job.objects[0], (*group.template, group.spec_key)) or {}, PodSpec)
         return
     for obj in job.objects:
         if group.name in ("pod", object_name(obj)):
-            yield obj.get("spec") or {}
+            yield read_pod(obj).spec
 
 
 def topology_request(workload: JsonMapping, group: JobGroup) -> JsonMapping:
@@ -204,19 +206,20 @@ def _gangs_of_pods(
 ) -> Iterator[Job]:
     """Pods that share a gang label, a job, or the channel of a ComputeDomain are one job."""
     gangs: dict[str, list[tuple[dict[str, Any], JobGroup]]] = {}
-    for pod in pods:
-        need, namespace = read_pod_requirements(pod, labels), object_namespace(pod)
+    for obj in pods:
+        pod = read_pod(obj)
+        need, namespace = read_pod_requirements(pod, labels), pod.namespace
         domain = next((name for name in need.templates if (namespace, name) in channels), None)
         name = qualified_name(namespace, domain or pod_owner(pod, labels.gang).name)
         group = JobGroup(
-            name=checked_name(object_name(pod), "Pod"),
+            name=checked_name(object_name(obj), "Pod"),
             members=1,
             template=(),
             need=need,
             channel=domain is not None,
             identity=pod_identity(pod, labels.host),
         )
-        gangs.setdefault(name, []).append((pod, group))
+        gangs.setdefault(name, []).append((obj, group))
     for name, members in gangs.items():
         groups = [group for _, group in members]
         first, by_identity = groups[0], any(group.need.apart for group in groups)

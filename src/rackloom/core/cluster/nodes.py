@@ -26,9 +26,8 @@ import msgspec
 from rackloom.core.allocate.attributes import is_whole_gpu
 from rackloom.core.allocate.objects import Amount, convert_object
 from rackloom.core.cluster import names
-from rackloom.core.cluster.objects import JsonMapping, Object, condition_of, labels_of
-from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
-from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
+from rackloom.core.cluster.objects import JsonMapping, Object
+from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration, check_shape
 
 V = TypeVar("V")
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
@@ -75,12 +74,42 @@ class _NodeMetadata(ApiStruct, frozen=True, kw_only=True):
     labels: Mapping[str, str] | None = None
 
 
-class NodeShape(ApiStruct, frozen=True):
+class NodeObject(ApiStruct, frozen=True):
     """A node."""
 
     metadata: _NodeMetadata
-    spec: _NodeSpec | None = None
-    status: _NodeStatus | None = None
+    spec: _NodeSpec = _NodeSpec()
+    status: _NodeStatus = _NodeStatus()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.metadata.name
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Its labels."""
+        return self.metadata.labels or {}
+
+    @property
+    def taints(self) -> tuple[Taint, ...]:
+        """Its taints."""
+        return self.spec.taints or ()
+
+    @property
+    def is_cordoned(self) -> bool:
+        """Whether its spec keeps new pods off it."""
+        return bool(self.spec.unschedulable)
+
+    @property
+    def amounts(self) -> Mapping[str, Amount]:
+        """What pods may request of it, as it writes it; capacity if it names nothing allocatable."""
+        return self.status.allocatable or self.status.capacity or {}
+
+
+def read_node(obj: JsonMapping) -> NodeObject:
+    """A node. Raises Refused for one that no API server would send."""
+    return check_shape(obj, NodeObject, "its shape")
 
 
 class NodeGpus(msgspec.Struct, frozen=True):
@@ -99,13 +128,6 @@ class NodeGpus(msgspec.Struct, frozen=True):
         if counted and claimed:
             return min(self.counted, self.claimed)
         return self.counted if counted else self.claimed if claimed else max(self.counted, self.claimed)
-
-
-def node_gpus(node: JsonMapping, resource: str, published: int) -> NodeGpus:
-    """GPUs of a node; `published`: in slices. Raises ValueError for an unreadable amount."""
-    # A kubelet goes on to name 0 of a resource after its device plugin is gone.
-    by_plugin = node_amounts(node).get(resource, 0) // 1000
-    return NodeGpus(counted=by_plugin or published, claimed=published)
 
 
 class _Pool(ApiStruct, frozen=True):
@@ -230,23 +252,18 @@ def gpus_by_node(published: PublishedDevices) -> Counter[str]:
     return Counter(device.node for device in published.values() if device.is_whole)
 
 
-def node_clique(node: JsonMapping, label: str) -> str | None:
-    """The NVLink clique of a node, or None without one.
+def node_clique(labels: Mapping[str, str], label: str) -> str | None:
+    """The NVLink clique of a node with these labels, or None without one.
 
     A cluster UUID of zeros is no fabric: GPUs behind the NVSwitches of a single machine report it.
     """
-    clique = labels_of(node).get(label) or None
+    clique = labels.get(label) or None
     return None if clique is not None and clique.startswith(names.NO_CLUSTER) else clique
 
 
 def taints_of(node: JsonMapping) -> tuple[Taint, ...]:
     """The taints of a node."""
     return tuple(convert_object(taint, Taint) for taint in (node.get("spec") or {}).get("taints") or ())
-
-
-def is_cordoned(node: JsonMapping) -> bool:
-    """Whether the spec of a node keeps new pods off it."""
-    return bool((node.get("spec") or {}).get("unschedulable"))
 
 
 def container_runtime(node: JsonMapping) -> str | None:
@@ -273,15 +290,15 @@ def opened_node(node: JsonMapping) -> Object:
     return {"metadata": node["metadata"], "spec": {}, "status": status}
 
 
-def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None) -> Iterator[str]:
+def closed_reasons(node: NodeObject, tolerations: tuple[Toleration, ...] | None) -> Iterator[str]:
     """Why pods with these tolerations may not go to a node.
 
     None leaves out all taints but those of the node's own state, because pods may tolerate them.
     """
     taints = list(blocking_taints(node, tolerations or ()))
-    if is_cordoned(node) or _CORDON_TAINT in taints:
+    if node.is_cordoned or _CORDON_TAINT in taints:
         yield "cordoned"
-    ready = condition_of(node, "Ready")
+    ready = next((entry for entry in node.status.conditions or () if entry.type == "Ready"), None)
     if ready is None:
         yield "no Ready condition"
     elif ready.status != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
@@ -290,8 +307,27 @@ def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None
         yield from closing_taints(node, tolerations)
 
 
-def closing_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
+def closing_taints(node: NodeObject, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
     """The taints that close a node, in words, but for those that repeat a state that has a word."""
     for taint in blocking_taints(node, tolerations):
         if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS):
             yield f"taint {taint}"
+
+
+def blocking_taints(node: NodeObject, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
+    """Taints of a node that keep a pod off, as `key=value`."""
+    for taint in node.taints:
+        if taint.effect in ("NoSchedule", "NoExecute") and not any(
+            _covers(toleration, taint) for toleration in tolerations
+        ):
+            yield f"{taint.key}={taint.value}" if taint.value else taint.key
+
+
+def _covers(toleration: Toleration, taint: Taint) -> bool:
+    """Whether a pod with a toleration may stay."""
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.operator == "Exists":
+        return not toleration.key or toleration.key == taint.key
+    is_equal = toleration.operator in ("", "Equal")
+    return is_equal and (toleration.key, toleration.value) == (taint.key, taint.value)

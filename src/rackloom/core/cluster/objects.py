@@ -2,7 +2,8 @@
 
 An object is a plain mapping, exactly as the API server sends it, so that fields which this code does
 not know survive a read and a write. Outside `core.cluster` it is a handle: it is passed on, and functions
-answer questions about it. So each question has one answer, and a later format changes one place.
+answer questions about it. So each question has one answer, and a later format changes one place. Decisions
+about pods and nodes take the values that `pods.read_pod` and `nodes.read_node` make of them.
 
 An object of the API server has a name, a UID and a version. An object of a file may lack each of them, and an
 absent text is "". A list or a map may be absent or null, which means empty. Times follow the Kubernetes API:
@@ -150,9 +151,13 @@ def pod_phase(pod: JsonMapping) -> str:
     return str((pod.get("status") or {}).get("phase", "Pending"))
 
 
+ENDED_PHASES = ("Succeeded", "Failed")
+"""Of a pod that runs no more and never will."""
+
+
 def has_pod_ended(pod: JsonMapping) -> bool:
     """Whether it runs no more and never will."""
-    return pod_phase(pod) in ("Succeeded", "Failed")
+    return pod_phase(pod) in ENDED_PHASES
 
 
 def is_pod_ready(pod: JsonMapping) -> bool:
@@ -184,15 +189,6 @@ def named_pod_claims(pod: JsonMapping) -> dict[str, str]:
     created = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
     written = (*((pod.get("spec") or {}).get("resourceClaims") or ()), *created)
     return {entry["name"]: name for entry in written if (name := entry.get("resourceClaimName"))}
-
-
-def is_resource_claimed(pod: Mapping[str, Any], resource: str) -> bool:
-    """Whether the scheduler's own claim serves an extended resource of a pod (KEP-5004).
-
-    The devices of that claim are then the pod's: what its containers count is no further demand.
-    """
-    extended = (pod.get("status") or {}).get("extendedResourceClaimStatus") or {}
-    return any(entry.get("resourceName") == resource for entry in extended.get("requestMappings") or ())
 
 
 # The state of a node.
@@ -325,7 +321,7 @@ class EventNotice(msgspec.Struct, frozen=True):
 # The facts that every object has.
 
 
-class OwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class OwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
     """An owner reference."""
 
     kind: str = ""

@@ -17,17 +17,13 @@ import msgspec
 from rackloom.core.allocate.objects import Amount, convert_object
 from rackloom.core.cluster.names import DAEMON_CONTAINER
 from rackloom.core.cluster.objects import (
+    ENDED_PHASES,
     JsonMapping,
     OwnerReference,
     PatchOperation,
     add_operation,
-    annotations_of,
-    controller_of,
     epoch_seconds,
-    has_pod_ended,
-    labels_of,
     namespace_of,
-    object_name,
 )
 from rackloom.errors import Refused
 
@@ -164,6 +160,8 @@ class ContainerPort(ApiStruct, frozen=True, kw_only=True):
     """A port; a node has each host port once."""
 
     host_port: int | None = None
+    container_port: Any = None
+    protocol: Any = "TCP"
 
 
 class PodContainer(ApiStruct, frozen=True, kw_only=True):
@@ -230,10 +228,23 @@ class PreferredNodes(ApiStruct, frozen=True, kw_only=True):
 class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
     """Which nodes."""
 
-    required: RequiredNodes | None = msgspec.field(default=None, name=REQUIRED)
+    required: Mapping[str, Any] | None = msgspec.field(default=None, name=REQUIRED)
+    """`RequiredNodes` as written: a rule with a field that is not known here is no weaker rule."""
     preferred: tuple[PreferredNodes, ...] | None = msgspec.field(
         default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
     )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a rule of another shape. msgspec adds the path to here."""
+        try:
+            _ = self.terms
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error).replace("`$", f"`$.{REQUIRED}")) from error
+
+    @property
+    def terms(self) -> tuple[NodeAffinityTerm, ...]:
+        """The terms of which one must hold."""
+        return convert_object(self.required or {}, RequiredNodes).node_selector_terms or ()
 
 
 class PodAffinityTerm(ApiStruct, frozen=True, kw_only=True):
@@ -284,22 +295,13 @@ Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TaintEffect = Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
-class Toleration(msgspec.Struct, frozen=True, rename="camel"):
+class Toleration(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """As in core/v1. One that compares numbers (`Lt` and `Gt`, alpha there) covers nothing here."""
 
     key: str = ""
     operator: Literal["", "Equal", "Exists", "Lt", "Gt"] = "Equal"
     value: str = ""
     effect: TaintEffect = ""
-
-    def covers(self, taint: JsonMapping) -> bool:
-        """Whether a pod with it may stay."""
-        if self.effect and self.effect != taint.get("effect"):
-            return False
-        if self.operator == "Exists":
-            return not self.key or self.key == taint.get("key")
-        is_equal = self.operator in ("", "Equal")
-        return is_equal and self.key == taint.get("key") and self.value == (taint.get("value") or "")
 
 
 class PodSpec(ApiStruct, frozen=True, kw_only=True):
@@ -312,6 +314,7 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     affinity: PodAffinityRules | None = None
     node_selector: Mapping[str, str] | None = None
     node_name: str | None = None
+    host_network: Any = None
     tolerations: tuple[Toleration, ...] | None = None
     topology_spread_constraints: tuple[TopologySpread, ...] | None = None
     resources: ContainerResources | None = None
@@ -350,10 +353,23 @@ class PodMetadata(ApiStruct, frozen=True, kw_only=True):
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
+class ResourceMapping(ApiStruct, frozen=True):
+    """Which extended resource a request of the scheduler's own claim serves."""
+
+    resource_name: str = ""
+
+
+class ExtendedResourceClaim(ApiStruct, frozen=True):
+    """The claim that the scheduler made for extended resources of a pod (KEP-5004)."""
+
+    request_mappings: tuple[ResourceMapping, ...] = ()
+
+
 class PodStatus(ApiStruct, frozen=True, kw_only=True):
     """Of a pod."""
 
     phase: str | None = None
+    extended_resource_claim_status: ExtendedResourceClaim = ExtendedResourceClaim()
 
 
 class PodObject(ApiStruct, frozen=True, kw_only=True):
@@ -403,10 +419,24 @@ class PodObject(ApiStruct, frozen=True, kw_only=True):
         )
 
     @property
+    def gates(self) -> tuple[str, ...]:
+        """Its scheduling gates. The scheduler does not consider it before they are removed."""
+        return tuple(gate.name for gate in self.spec.scheduling_gates or ())
+
+    @property
     def gate_index(self) -> int | None:
         """The index of the template gate among its gates; None without that gate."""
-        gates = [gate.name for gate in self.spec.scheduling_gates or ()]
-        return gates.index(TEMPLATE_GATE) if TEMPLATE_GATE in gates else None
+        return self.gates.index(TEMPLATE_GATE) if TEMPLATE_GATE in self.gates else None
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace. kubectl takes the default namespace if none is written."""
+        return self.metadata.namespace or "default"
+
+    @property
+    def node(self) -> str:
+        """Its node, or an empty text until it is bound."""
+        return self.spec.node_name or ""
 
     @property
     def is_bound(self) -> bool:
@@ -422,6 +452,11 @@ class AnyObject(ApiStruct, frozen=True):
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T", ClaimObject, ClaimTemplateObject, PodObject)
+
+
+def read_pod(obj: JsonMapping) -> PodObject:
+    """A pod. Raises Refused for one that no API server would send."""
+    return decode_object(obj, PodObject)
 
 
 def decode_object(obj: JsonMapping, shape: type[T]) -> T:
@@ -447,8 +482,9 @@ def check_shape(value: JsonMapping, shape: type[S], title: str, at: str = "") ->
     try:
         return convert_object(value, shape)
     except msgspec.ValidationError as error:
-        what, _, inside = str(error).partition(" - at `$")
-        path = ".".join(part for part in (at, inside.rstrip("`").lstrip(".")) if part)
+        # A part that is checked by itself has its own path, before that of the part.
+        what, *inside = str(error).split(" - at `$")
+        path = ".".join(filter(None, (at, *(part.rstrip("`").lstrip(".") for part in reversed(inside)))))
         raise Refused(
             f"{title}: {path or 'it'}: {_type_error_text(what)}",
             nearest_fix="change it there; `kubectl explain` tells what its kind takes",
@@ -486,11 +522,10 @@ def narrow_nodes(
         yield add_operation("/spec/affinity/nodeAffinity", {REQUIRED: rule})
         return
     path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
-    terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
-    if not terms:
+    if not nodes.terms:
         yield add_operation(path, rule)
     # Terms are alternatives, so the requirement must be in each of them, or the pod could go elsewhere.
-    for number, term in enumerate(terms):
+    for number, term in enumerate(nodes.terms):
         present = term.match_fields if field == "matchFields" else term.match_expressions
         if present is not None:
             yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}/-", requirement)
@@ -516,9 +551,18 @@ def command_words(workload: JsonMapping) -> Iterator[str]:
         yield from (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
-def is_bound_pod(pod: JsonMapping) -> bool:
+def is_bound_pod(pod: PodObject) -> bool:
     """Whether it is on a node and has not ended."""
-    return bool(node_of(pod)) and not has_pod_ended(pod)
+    return pod.is_bound and pod.status.phase not in ENDED_PHASES
+
+
+def is_resource_claimed(pod: PodObject, resource: str) -> bool:
+    """Whether the scheduler's own claim serves an extended resource of a pod (KEP-5004).
+
+    The devices of that claim are then the pod's: what its containers count is no further demand.
+    """
+    served = pod.status.extended_resource_claim_status.request_mappings
+    return any(mapping.resource_name == resource for mapping in served)
 
 
 def gates_of(pod: JsonMapping) -> tuple[str, ...]:
@@ -586,20 +630,20 @@ class Owner(msgspec.Struct, frozen=True):
         return qualified_name(self.namespace, f"{self.kind} {self.name}")
 
 
-def pod_owner(pod: JsonMapping, gang_label: str) -> Owner:
+def pod_owner(pod: PodObject, gang_label: str) -> Owner:
     """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
-    namespace, labels = object_namespace(pod), labels_of(pod)
+    namespace, labels = pod.namespace, pod.labels
     # The order of these sources matters: a pod of a gang also has a controller, which may make other pods.
     if labels.get(gang_label):
         # Without its size, a pod is no member of a gang, and only named like one.
-        is_member = SIZE_ANNOTATION in annotations_of(pod)
+        is_member = SIZE_ANNOTATION in pod.annotations
         return Owner(namespace, "" if is_member else "gang", labels[gang_label])
     for key, kind in _JOB_LABELS.items():
         if labels.get(key):
             return Owner(namespace, kind, labels[key])
-    if (controller := controller_of(pod)) is not None:
-        return Owner(namespace, controller.kind or "controller", controller.name)
-    return Owner(namespace, "pod", str(object_name(pod)))
+    if pod.owner is not None:
+        return Owner(namespace, pod.owner.kind or "controller", pod.owner.name)
+    return Owner(namespace, "pod", pod.metadata.name or pod.metadata.generate_name or "")
 
 
 def object_namespace(obj: JsonMapping) -> str:

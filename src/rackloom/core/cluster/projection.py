@@ -130,40 +130,6 @@ def _project(value: JsonMapping, fields: _Fields) -> Object:
     return found
 
 
-_UNREAD_OF_CONTAINERS = (
-    *("args", "command", "env", "envFrom", "image", "lifecycle", "livenessProbe", "readinessProbe"),
-    *("securityContext", "startupProbe", "volumeDevices", "volumeMounts"),
-)
-_CONTAINERS = ("containers", "initContainers", "ephemeralContainers")
-_UNREAD_OF_STATUS = (
-    *("containerStatuses", "ephemeralContainerStatuses", "initContainerStatuses"),
-    *("images", "volumesAttached", "volumesInUse"),
-)
-
-
-def drop_bulk(obj: Object) -> Object:
-    """Drop, in place, the parts of a pod or a node that no plan reads: most of a dump of a cluster."""
-    if obj.get("kind") in (POD.kind, NODE.kind):
-        spec, status, metadata = (_mapping(obj, part) for part in ("spec", "status", "metadata"))
-        metadata.pop("managedFields", None)
-        for key in _UNREAD_OF_STATUS:
-            status.pop(key, None)
-        spec.pop("volumes", None)
-        for key in _CONTAINERS:
-            containers = spec.get(key)
-            for container in containers if isinstance(containers, list) else ():
-                if isinstance(container, dict):
-                    for unread in _UNREAD_OF_CONTAINERS:
-                        container.pop(unread, None)
-    return obj
-
-
-def _mapping(obj: Object, key: str) -> Object:
-    """A part of an object, or an empty one if it has another form, which the reading of the object names."""
-    part = obj.get(key)
-    return part if isinstance(part, dict) else {}
-
-
 def content_hash(projected: Object) -> int:
     """A hash of a projection without its version, which also changes with the fields that were dropped."""
     metadata = {key: value for key, value in projected["metadata"].items() if key != "resourceVersion"}

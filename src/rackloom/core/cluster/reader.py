@@ -20,17 +20,16 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from rackloom.core.cluster.claims import ClaimShape, ClaimUser, claim_holds, unknown_holder
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import (
     NodeGpus,
-    NodeShape,
+    NodeObject,
     PublishedDevice,
     SliceShape,
     gpus_by_node,
-    node_gpus,
     published_devices,
 )
 from rackloom.core.cluster.objects import (
@@ -40,25 +39,23 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     JsonMapping,
     ResourceKind,
-    annotations_of,
-    is_resource_claimed,
-    labels_of,
-    name_of,
 )
-from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, node_of, pod_owner
-from rackloom.core.cluster.scheduling import requested_devices
+from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, is_resource_claimed, pod_owner
+from rackloom.core.cluster.scheduling import node_amounts, requested_devices
 from rackloom.core.cluster.state import ClusterState, TrayHold, Unreadable
 from rackloom.errors import Refused
 
 K = TypeVar("K")
 V = TypeVar("V")
+ReadObject = JsonMapping | NodeObject | PodObject
+"""An object as it was sent, or one that was decoded straight into its value."""
 ObjectKey = str | tuple[object, ...]
 """The UID. An object of a file has none: its namespace, name and place in the list."""
 
 
 _SHAPES: Mapping[ResourceKind, type[msgspec.Struct]] = {
     RESOURCE_SLICE: SliceShape,
-    NODE: NodeShape,
+    NODE: NodeObject,
     POD: PodObject,
     RESOURCE_CLAIM: ClaimShape,
 }
@@ -67,14 +64,14 @@ _SHAPES: Mapping[ResourceKind, type[msgspec.Struct]] = {
 class _Followed(msgspec.Struct):
     """The objects of one kind, in the order of the last list."""
 
-    read: Callable[[ObjectKey, JsonMapping, Any], None]
-    """Takes the facts of an object, which is also given in its shape. Raises Refused or ValueError before it
-    changes anything."""
-    forget: Callable[[ObjectKey, JsonMapping], None]
+    read: Callable[[ObjectKey, Any], None]
+    """Takes the facts of an object. Raises Refused or ValueError before it changes anything."""
+    forget: Callable[[ObjectKey, Any], None]
     """Takes back the facts of an object that was read."""
     versions: dict[ObjectKey, str | None] = {}
     """Of every object, also of those that cannot be read."""
-    objects: dict[ObjectKey, JsonMapping] = {}
+    objects: dict[ObjectKey, Any] = {}
+    """Those that can be read. Claims as they were sent, others as typed values."""
     unreadable: dict[ObjectKey, Unreadable] = {}
 
 
@@ -102,7 +99,7 @@ class ClusterReader:
         self._published: dict[tuple[str, str], PublishedDevice] = {}
         self._counts: Counter[str] = Counter()
         # Nodes by name.
-        self._nodes: dict[str, JsonMapping] = {}
+        self._nodes: dict[str, NodeObject] = {}
         self._gpus: dict[str, NodeGpus] = {}
         # Claims, and holds by pod and by claim.
         self._claims: dict[ObjectKey, ClaimShape] = {}
@@ -117,15 +114,15 @@ class ClusterReader:
 
     # Changes.
 
-    def take(self, kind: ResourceKind, obj: JsonMapping) -> None:
+    def take(self, kind: ResourceKind, obj: ReadObject) -> None:
         """Read an object that is new or has changed."""
         self._take(kind, *_identity(obj), obj)
 
-    def drop(self, kind: ResourceKind, obj: JsonMapping) -> None:
+    def drop(self, kind: ResourceKind, obj: ReadObject) -> None:
         """Forget an object that is gone."""
         self._drop(self._kinds[kind], _identity(obj)[0], kind)
 
-    def read(self, lists: Mapping[ResourceKind, Iterable[JsonMapping]]) -> ClusterState:
+    def read(self, lists: Mapping[ResourceKind, Iterable[ReadObject]]) -> ClusterState:
         """The facts of whole lists. Objects of a version that was read before are not read again."""
         for kind, listed in lists.items():
             followed, order = self._kinds[kind], dict[ObjectKey, None]()
@@ -146,19 +143,20 @@ class ClusterReader:
                 _reorder(self._pod_holds, order)
         return self.state()
 
-    def _take(self, kind: ResourceKind, key: ObjectKey, version: str | None, obj: JsonMapping) -> None:
+    def _take(self, kind: ResourceKind, key: ObjectKey, version: str | None, obj: ReadObject) -> None:
         followed = self._kinds[kind]
         before = followed.objects.pop(key, None)
         if before is not None:
             followed.forget(key, before)
         self._changed.add(kind)
         try:
-            followed.read(key, obj, check_shape(obj, _SHAPES[kind], "its shape"))
+            value = check_shape(obj, _SHAPES[kind], "its shape") if isinstance(obj, Mapping) else obj
+            followed.read(key, value)
         except (Refused, ValueError) as error:
             followed.unreadable[key] = _unreadable(kind, obj, error)
         else:
             followed.unreadable.pop(key, None)
-            followed.objects[key] = obj
+            followed.objects[key] = obj if kind == RESOURCE_CLAIM else value
         followed.versions[key] = version
 
     def _drop(self, followed: _Followed, key: ObjectKey, kind: ResourceKind) -> None:
@@ -171,31 +169,28 @@ class ClusterReader:
 
     # The facts of one object, and those of others that it changes.
 
-    def _read_slice(self, key: ObjectKey, _: JsonMapping, slice_: SliceShape) -> None:
+    def _read_slice(self, key: ObjectKey, slice_: SliceShape) -> None:
         if slice_.spec.driver == self._labels.gpu_driver:
             self._slices[key] = slice_
             self._pools[slice_.spec.pool.name][key] = slice_
             self._changed_pools.add(slice_.spec.pool.name)
 
-    def _forget_slice(self, key: ObjectKey, _: JsonMapping) -> None:
+    def _forget_slice(self, key: ObjectKey, slice_: SliceShape) -> None:
         # That of another driver was not taken.
-        slice_ = self._slices.pop(key, None)
-        if slice_ is not None:
+        if self._slices.pop(key, None) is not None:
             del self._pools[slice_.spec.pool.name][key]
             self._changed_pools.add(slice_.spec.pool.name)
 
-    def _read_node(self, _: ObjectKey, node: JsonMapping, __: NodeShape) -> None:
-        name = name_of(node)
-        self._gpus[name] = node_gpus(node, self._labels.gpu, self._counts[name])
-        self._nodes[name] = node
+    def _read_node(self, _: ObjectKey, node: NodeObject) -> None:
+        self._gpus[node.name] = node_gpus(node, self._labels.gpu, self._counts[node.name])
+        self._nodes[node.name] = node
 
-    def _forget_node(self, _: ObjectKey, node: JsonMapping) -> None:
-        name = name_of(node)
+    def _forget_node(self, _: ObjectKey, node: NodeObject) -> None:
         # A new node may come under the name before the old one goes.
-        if self._nodes.get(name) is node:
-            del self._nodes[name], self._gpus[name]
+        if self._nodes.get(node.name) is node:
+            del self._nodes[node.name], self._gpus[node.name]
 
-    def _read_pod(self, key: ObjectKey, pod: JsonMapping, _: PodObject) -> None:
+    def _read_pod(self, key: ObjectKey, pod: PodObject) -> None:
         # Most pods of a cluster have no GPUs. Their owners matter only to claims.
         gpus = counted_gpus(pod, self._labels)
         if gpus and is_bound_pod(pod):
@@ -203,17 +198,17 @@ class ClusterReader:
             self._has_changed_holds = True
         self._mark_claims_of(pod)
 
-    def _forget_pod(self, key: ObjectKey, pod: JsonMapping) -> None:
+    def _forget_pod(self, key: ObjectKey, pod: PodObject) -> None:
         if self._pod_holds.pop(key, None) is not None:
             self._has_changed_holds = True
         self._mark_claims_of(pod)
 
-    def _mark_claims_of(self, pod: JsonMapping) -> None:
+    def _mark_claims_of(self, pod: PodObject) -> None:
         if self._claims_of_user:
             for user in _names_of_user(pod):
                 self._changed_claims |= self._claims_of_user.get(user, set())
 
-    def _read_claim(self, key: ObjectKey, _: JsonMapping, claim: ClaimShape) -> None:
+    def _read_claim(self, key: ObjectKey, claim: ClaimShape) -> None:
         self._claims[key] = claim
         for user in claim.users:
             self._claims_of_user[user].add(key)
@@ -290,7 +285,7 @@ class ClusterReader:
 
     def _settle_claims(self) -> None:
         pods = self._kinds[POD].objects
-        by_name: dict[ClaimUser, JsonMapping] | None = None
+        by_name: dict[ClaimUser, PodObject] | None = None
         for key in self._changed_claims:
             claim = self._claims.get(key)
             if claim is None:
@@ -316,8 +311,8 @@ class ClusterReader:
 
 
 def read_state(
-    nodes: Iterable[JsonMapping] = (),
-    pods: Iterable[JsonMapping] = (),
+    nodes: Iterable[ReadObject] = (),
+    pods: Iterable[ReadObject] = (),
     claims: Iterable[JsonMapping] = (),
     slices: Iterable[JsonMapping] = (),
     labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
@@ -331,41 +326,49 @@ def read_state(
 def find_fault(kind: ResourceKind, obj: JsonMapping) -> Unreadable | None:
     """Why `ClusterReader` leaves out an object of one of its kinds; None: it can be read."""
     try:
-        check_shape(obj, _SHAPES[kind], "its shape")
-        if kind == NODE:
-            node_gpus(obj, SchedulerLabels().gpu, 0)
-        elif kind == POD:
-            counted_gpus(obj, SchedulerLabels())
+        value = check_shape(obj, _SHAPES[kind], "its shape")
+        if isinstance(value, NodeObject):
+            node_amounts(value)
+        elif isinstance(value, PodObject):
+            counted_gpus(value, SchedulerLabels())
     except (Refused, ValueError) as error:
         return _unreadable(kind, obj, error)
     return None
 
 
-def _unreadable(kind: ResourceKind, obj: JsonMapping, error: Exception) -> Unreadable:
+def _unreadable(kind: ResourceKind, obj: ReadObject, error: Exception) -> Unreadable:
     meta = _metadata(obj)
     within = f"{meta['namespace']}/" if meta.get("namespace") else ""
-    title = f"{kind.kind} {within}{meta.get('name', '(unnamed)')}"
+    title = f"{kind.kind} {within}{meta.get('name') or '(unnamed)'}"
     return Unreadable(title, error.reason if isinstance(error, Refused) else str(error))
 
 
-# Holds of pods. A pod holds the GPUs that it requests in effect from its node, from when it is bound until it
-# has ended. If the scheduler's own claim serves them (KEP-5004), the claim holds them instead.
+# GPUs of nodes and holds of pods. A pod holds the GPUs that it requests in effect from its node, from when it
+# is bound until it has ended. If the scheduler's own claim serves them (KEP-5004), the claim holds them
+# instead.
 
 
-def counted_gpus(pod: JsonMapping, labels: SchedulerLabels) -> int:
+def node_gpus(node: NodeObject, resource: str, published: int) -> NodeGpus:
+    """GPUs of a node; `published`: in slices. Raises ValueError for an unreadable amount."""
+    # A kubelet goes on to name 0 of a resource after its device plugin is gone.
+    by_plugin = node_amounts(node).get(resource, 0) // 1000
+    return NodeGpus(counted=by_plugin or published, claimed=published)
+
+
+def counted_gpus(pod: PodObject, labels: SchedulerLabels) -> int:
     """The GPUs that a pod has by counting them. Raises ValueError for an unreadable amount."""
-    gpus = requested_devices(pod.get("spec") or {}, labels.gpu)
+    gpus = requested_devices(pod.spec, labels.gpu)
     return 0 if gpus and is_resource_claimed(pod, labels.gpu) else gpus
 
 
-def pod_hold(pod: JsonMapping, labels: SchedulerLabels, gpus: int) -> TrayHold:
+def pod_hold(pod: PodObject, labels: SchedulerLabels, gpus: int) -> TrayHold:
     """A hold of the job of a pod on the pod's node."""
-    marks = (annotations_of(pod), labels_of(pod))
+    marks = (pod.annotations, pod.labels)
     return TrayHold(
         owner=pod_owner(pod, labels.gang).text,
-        tray=node_of(pod),
+        tray=pod.node,
         gpus=gpus,
-        priority=(pod.get("spec") or {}).get("priority") or 0,
+        priority=pod.spec.priority or 0,
         movable=next((m[labels.movable] for m in marks if labels.movable in m), "") == "true",
     )
 
@@ -373,12 +376,14 @@ def pod_hold(pod: JsonMapping, labels: SchedulerLabels, gpus: int) -> TrayHold:
 # Names of objects, which may have any shape.
 
 
-def _metadata(obj: JsonMapping) -> JsonMapping:
+def _metadata(obj: ReadObject) -> JsonMapping:
+    if not isinstance(obj, Mapping):
+        return asdict(obj.metadata)
     found = obj.get("metadata")
     return found if isinstance(found, dict) else {}
 
 
-def _identity(obj: JsonMapping) -> tuple[ObjectKey, str | None]:
+def _identity(obj: ReadObject) -> tuple[ObjectKey, str | None]:
     """The key of an object, and the version that the API server gave to this state of it, if one did."""
     meta = _metadata(obj)
     uid, version = meta.get("uid"), meta.get("resourceVersion")
@@ -387,9 +392,8 @@ def _identity(obj: JsonMapping) -> tuple[ObjectKey, str | None]:
     return (str(meta.get("namespace")), str(meta.get("name"))), None
 
 
-def _names_of_user(pod: JsonMapping) -> tuple[ClaimUser, ClaimUser]:
-    meta = pod.get("metadata") or {}
-    return meta.get("uid") or "", (meta.get("namespace") or "default", meta.get("name") or "")
+def _names_of_user(pod: PodObject) -> tuple[ClaimUser, ClaimUser]:
+    return pod.metadata.uid, (pod.namespace, pod.metadata.name)
 
 
 def _unlink(index: dict[K, set[ObjectKey]], value: K, key: ObjectKey) -> None:

@@ -30,22 +30,29 @@ An amount that is no quantity raises ValueError. Nothing is guessed for it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta, convert_object
+from rackloom.core.allocate.objects import Amount, Node, NodeSelector, ObjectMeta
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping, labels_of, name_of
-from rackloom.core.cluster.pods import REQUIRED, PodObject, Toleration, object_namespace
+from rackloom.core.cluster.nodes import NodeObject, read_node
+from rackloom.core.cluster.pods import (
+    ContainerResources,
+    LabelRequirement,
+    LabelSelector,
+    PodAffinityTerm,
+    PodObject,
+    PodSpec,
+    Toleration,
+)
 from rackloom.errors import Refused
 
 # Amounts of resources.
@@ -61,11 +68,12 @@ NO_AMOUNTS = ResourceAmounts()
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """Prefix of the resource that counts devices of a class: a claim serves them (KEP-5004)."""
 _MOST_REMEMBERED = 10_000
-_amounts: dict[str, Thousandths] = {}
-"""By the text of the parts that decide them: most pods of a site are written alike, and most nodes."""
+_encode = msgspec.json.Encoder().encode
+_amounts: dict[bytes, Thousandths] = {}
+"""By the JSON of the parts that decide them: most pods of a site are written alike, and most nodes."""
 
 
-def _remembered(written: str, amounts: Callable[[], ResourceAmounts]) -> Thousandths:
+def _remembered(written: bytes, amounts: Callable[[], ResourceAmounts]) -> Thousandths:
     if written not in _amounts:
         if len(_amounts) >= _MOST_REMEMBERED:
             _amounts.clear()
@@ -73,67 +81,53 @@ def _remembered(written: str, amounts: Callable[[], ResourceAmounts]) -> Thousan
     return _amounts[written]
 
 
-def effective_requests(pod: JsonMapping) -> Thousandths:
+def effective_requests(spec: PodSpec) -> Thousandths:
     """The request of a pod, or of a template. Raises ValueError for an unreadable amount."""
-    return _spec_requests(pod.get("spec") or {})
+    parts = (spec.init_containers, spec.containers, spec.resources, spec.overhead)
+    return _remembered(_encode(parts), lambda: pod_requests(spec))
 
 
-def _spec_requests(spec: JsonMapping) -> Thousandths:
-    parts = [
-        [(part.get("resources"), part.get("restartPolicy")) for part in spec.get(kind) or ()]
-        for kind in ("initContainers", "containers")
-    ]
-    written = repr((parts, spec.get("resources"), spec.get("overhead")))
-    return _remembered(written, lambda: pod_requests(spec))
-
-
-def pod_requests(spec: JsonMapping) -> ResourceAmounts:
-    """The same by a spec, as exact amounts. Raises ValueError for an unreadable amount."""
+def pod_requests(spec: PodSpec) -> ResourceAmounts:
+    """The same as exact amounts. Raises ValueError for an unreadable amount."""
     most, lasting = NO_AMOUNTS, NO_AMOUNTS
-    for container in spec.get("initContainers") or ():
-        here = lasting + _container_requests(container)
+    for container in spec.init_containers or ():
+        here = lasting + _requests(container.resources)
         most = most | here
-        if container.get("restartPolicy") == "Always":
+        if container.restart_policy == "Always":
             lasting = here
-    together = sum(map(_container_requests, spec.get("containers") or ()), lasting)
-    whole = ResourceAmounts({**(most | together), **_container_requests(spec)})
-    return whole + _parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
+    together = sum((_requests(container.resources) for container in spec.containers or ()), lasting)
+    whole = ResourceAmounts({**(most | together), **_requests(spec.resources)})
+    return whole + _parse_amounts(spec.overhead or {}) + ResourceAmounts({PODS_RESOURCE: 1})
 
 
-def requested_devices(spec: JsonMapping, resource: str) -> int:
+def requested_devices(spec: PodSpec, resource: str) -> int:
     """How many devices of an extended resource a pod requests, such as GPUs by `nvidia.com/gpu`.
 
     Raises ValueError for an unreadable amount, and for a part of a device.
     """
-    return _spec_requests(spec).get(resource, 0) // 1000
+    return effective_requests(spec).get(resource, 0) // 1000
 
 
-def requests_beside_devices(spec: JsonMapping, gpu_resource: str) -> Thousandths:
+def requests_beside_devices(spec: PodSpec, gpu_resource: str) -> Thousandths:
     """What a pod requests of its node beside devices: CPU, memory, the pod itself. Raises ValueError."""
     return {
         name: amount
-        for name, amount in _spec_requests(spec).items()
+        for name, amount in effective_requests(spec).items()
         if amount and name != gpu_resource and not name.startswith(CLASS_RESOURCE)
     }
 
 
-def allocatable_of_node(node: JsonMapping) -> ResourceAmounts:
-    """What pods may request of a node; capacity if it names nothing allocatable. Raises ValueError.
+def allocatable_of_node(node: NodeObject) -> ResourceAmounts:
+    """What pods may request of a node. It has nothing of a resource that it does not name.
 
-    It has nothing of a resource that it does not name.
+    Raises ValueError for an unreadable amount.
     """
-    return _parse_amounts(written_amounts(node))
+    return _parse_amounts(node.amounts)
 
 
-def written_amounts(node: JsonMapping) -> Mapping[str, Any]:
-    """The same as the node writes them."""
-    status = node.get("status") or {}
-    return status.get("allocatable") or status.get("capacity") or {}
-
-
-def node_amounts(node: JsonMapping) -> Thousandths:
+def node_amounts(node: NodeObject) -> Thousandths:
     """The same in the units of requests. Raises ValueError."""
-    return _remembered(repr(written_amounts(node)), lambda: allocatable_of_node(node))
+    return _remembered(_encode(node.amounts), lambda: allocatable_of_node(node))
 
 
 def in_thousandths(amounts: Mapping[str, Fraction | int]) -> Thousandths:
@@ -141,19 +135,18 @@ def in_thousandths(amounts: Mapping[str, Fraction | int]) -> Thousandths:
     return {name: ceil(amount * 1000) for name, amount in amounts.items()}
 
 
-def _container_requests(container: JsonMapping) -> ResourceAmounts:
-    resources = container.get("resources") or {}
-    return _parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+def _requests(resources: ContainerResources | None) -> ResourceAmounts:
+    if resources is None:
+        return NO_AMOUNTS
+    return _parse_amounts({**(resources.limits or {}), **(resources.requests or {})})
 
 
-def _parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
+def _parse_amounts(written: Mapping[str, Amount]) -> ResourceAmounts:
     return ResourceAmounts({name: _parse_amount(name, value) for name, value in written.items()})
 
 
 @lru_cache(maxsize=_MOST_REMEMBERED)
-def _parse_amount(name: str, value: str | int | float) -> Fraction:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{name} is {value!r}, and not a quantity")
+def _parse_amount(name: str, value: Amount) -> Fraction:
     try:
         found = Quantity.parse(value)
     except ValueError as error:
@@ -179,11 +172,12 @@ class NodeRule(msgspec.Struct, frozen=True):
     """Terms of which one must hold; None: no affinity is required."""
 
 
-def read_node_rule(spec: JsonMapping) -> NodeRule:
-    """The rule of a pod spec. Raises msgspec.ValidationError for what is not shaped like core/v1."""
-    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED)
+def read_node_rule(spec: PodSpec) -> NodeRule:
+    """The rule of a pod spec. Raises msgspec.ValidationError for a field that core/v1 does not have."""
+    nodes = spec.affinity and spec.affinity.node_affinity
+    required = nodes and nodes.required
     return NodeRule(
-        labels=msgspec.convert(spec.get("nodeSelector") or {}, dict[str, str]),
+        labels=spec.node_selector or {},
         affinity=None if required is None else msgspec.convert(required, NodeSelector),
     )
 
@@ -191,7 +185,7 @@ def read_node_rule(spec: JsonMapping) -> NodeRule:
 def check_node_rule(rule: NodeRule) -> None:
     """Raises Refused for terms that the API server would not take."""
     try:
-        list(unmet_requirements(rule, {"metadata": {}}))
+        list(unmet_requirements(rule, read_node({"metadata": {"name": ""}})))
     except MalformedNodeSelector as error:
         raise Refused(
             f"its required node affinity cannot be read: {error}",
@@ -199,21 +193,21 @@ def check_node_rule(rule: NodeRule) -> None:
         ) from error
 
 
-def unmet_requirements(rule: NodeRule, node: JsonMapping) -> Iterator[str]:
-    """The parts of the rule that a node (an object) does not meet, in words. Raises MalformedNodeSelector."""
-    labels = labels_of(node)
+def unmet_requirements(rule: NodeRule, node: NodeObject) -> Iterator[str]:
+    """The parts of the rule that a node does not meet, in words. Raises MalformedNodeSelector."""
+    labels = node.labels
     yield from (f"not {key}={value}" for key, value in rule.labels.items() if labels.get(key) != value)
     if rule.affinity is not None and not node_selector_matches(allocator_node(node), rule.affinity):
         text = _node_selector_text(rule.affinity)
         yield f"not {text}" if text else "its node affinity has no term"
 
 
-def allocator_node(node: JsonMapping) -> Node:
+def allocator_node(node: NodeObject) -> Node:
     """A node as the allocator takes it: its name and its labels."""
-    return Node(metadata=ObjectMeta(name=name_of(node), labels=labels_of(node)))
+    return Node(metadata=ObjectMeta(name=node.name, labels=node.labels))
 
 
-def is_node_selected(spec: JsonMapping, node: JsonMapping) -> bool:
+def is_node_selected(spec: PodSpec, node: NodeObject) -> bool:
     """Whether a node is what a pod spec's nodeSelector and required node affinity ask for.
 
     Raises MalformedNodeSelector for terms that cannot be read.
@@ -236,14 +230,11 @@ def _node_selector_text(selector: NodeSelector) -> str:
 # Anti-affinity between pods.
 
 
-_LABEL_KEY_FIELDS = ("matchLabelKeys", "mismatchLabelKeys")
-
-
 class AntiAffinityTerm(msgspec.Struct, frozen=True, kw_only=True):
     """A required anti-affinity term of a pod: no selected pod is on a node with it."""
 
-    selector: JsonMapping | None
-    """A LabelSelector; None selects no pod."""
+    selector: LabelSelector | None
+    """None selects no pod."""
     namespaces: tuple[str, ...]
     """Of the selected pods; empty: that of the pod itself."""
     everywhere: bool
@@ -274,55 +265,47 @@ class PodIdentity(msgspec.Struct, frozen=True, kw_only=True):
         yield from (term.by for term in other.apart if term.selects(other.namespace, self))
 
 
-def anti_affinity_terms(spec: JsonMapping, host: str) -> tuple[AntiAffinityTerm, ...]:
+def anti_affinity_terms(spec: PodSpec, host: str) -> tuple[AntiAffinityTerm, ...]:
     """The supported terms of a pod spec; `host`: the label key of the hostname."""
-    return tuple(
-        _read_term(term) for term in required_terms(spec, "podAntiAffinity") if is_supported_term(term, host)
-    )
+    return tuple(_read_term(term) for term in spec.apart if is_supported_term(term, host))
 
 
-def _read_term(term: JsonMapping) -> AntiAffinityTerm:
+def _read_term(term: PodAffinityTerm) -> AntiAffinityTerm:
     return AntiAffinityTerm(
-        selector=term.get("labelSelector"),
-        namespaces=tuple(term.get("namespaces") or ()),
-        everywhere=term.get("namespaceSelector") == {},
+        selector=term.label_selector,
+        namespaces=term.namespaces or (),
+        everywhere=term.namespace_selector == LabelSelector(),
     )
 
 
-def term_selects(term: JsonMapping, pod: PodIdentity, other: PodIdentity) -> bool:
+def term_selects(term: PodAffinityTerm, pod: PodIdentity, other: PodIdentity) -> bool:
     """Whether a term of a pod, of affinity or anti-affinity, selects another pod."""
     return _read_term(term).selects(pod.namespace, other)
 
 
-def is_supported_term(term: JsonMapping, host: str) -> bool:
+def is_supported_term(term: PodAffinityTerm, host: str) -> bool:
     """Whether a term is by hostname and selects pods by labels and named namespaces alone."""
+    is_by_name = term.namespace_selector in (None, LabelSelector())
     return (
-        term.get("topologyKey") == host
-        and not term.get("namespaceSelector")
-        and not any(term.get(key) for key in _LABEL_KEY_FIELDS)
+        term.topology_key == host and is_by_name and not (term.match_label_keys or term.mismatch_label_keys)
     )
 
 
-def required_terms(spec: JsonMapping, kind: str) -> Sequence[JsonMapping]:
-    """Those of `podAffinity` or `podAntiAffinity`."""
-    return ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED) or ()
+def pod_identity(pod: PodObject, host: str) -> PodIdentity:
+    """A pod, or a template in a namespace of its own metadata."""
+    apart = anti_affinity_terms(pod.spec, host)
+    return PodIdentity(namespace=pod.namespace, labels=pod.labels, apart=apart)
 
 
-def pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
-    """A pod object, or a template in a namespace of its own metadata."""
-    apart = anti_affinity_terms(pod.get("spec") or {}, host)
-    return PodIdentity(namespace=object_namespace(pod), labels=labels_of(pod), apart=apart)
-
-
-def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
+def bound_pod_identity(pod: PodObject, host: str) -> PodIdentity:
     """A bound pod with all its required terms, which the scheduler also applies to new pods.
 
     The API server has added what `matchLabelKeys` name to the selectors. A namespaceSelector is taken to
     select all namespaces.
     """
     apart = []
-    for term in required_terms(pod.get("spec") or {}, "podAntiAffinity"):
-        key, everywhere = term.get("topologyKey", host), term.get("namespaceSelector") is not None
+    for term in pod.spec.apart:
+        key, everywhere = term.topology_key, term.namespace_selector is not None
         apart.append(replace(_read_term(term), everywhere=everywhere, by="" if key == host else key))
     return replace(pod_identity(pod, host), apart=tuple(apart))
 
@@ -330,9 +313,8 @@ def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
 class TopologyDomains:
     """The nodes that share the value of a topology key."""
 
-    def __init__(self, nodes: Iterable[JsonMapping]) -> None:
-        """`nodes`: node objects."""
-        self._labels = {name_of(node): labels_of(node) for node in nodes}
+    def __init__(self, nodes: Iterable[NodeObject]) -> None:
+        self._labels = {node.name: node.labels for node in nodes}
         self._sharing: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def around(self, node: str, by: Iterable[str]) -> Iterator[str]:
@@ -351,53 +333,50 @@ class TopologyDomains:
         return self._sharing[key, value]
 
 
-def selector_matches(selector: JsonMapping | None, labels: Mapping[str, str]) -> bool:
+def selector_matches(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
     """Whether a LabelSelector selects such labels: an empty one selects all, None selects nothing."""
     if selector is None:
         return False
-    equal = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
-    return equal and all(
-        _requirement_holds(expression, labels) for expression in selector.get("matchExpressions") or ()
-    )
+    equal = all(labels.get(key) == value for key, value in (selector.match_labels or {}).items())
+    return equal and all(_requirement_holds(need, labels) for need in selector.match_expressions or ())
 
 
-def selector_values(selector: JsonMapping | None) -> Iterator[tuple[str, str]]:
+def selector_values(selector: LabelSelector) -> Iterator[tuple[str, str]]:
     """Labels and values that a LabelSelector asks for."""
-    yield from ((selector or {}).get("matchLabels") or {}).items()
-    for expression in (selector or {}).get("matchExpressions") or ():
-        yield from (
-            (expression["key"], value)
-            for value in expression.get("values") or ()
-            if expression["operator"] == "In"
-        )
+    yield from (selector.match_labels or {}).items()
+    for need in selector.match_expressions or ():
+        yield from ((need.key, value) for value in need.values or () if need.operator == "In")
 
 
-def selector_keys(selector: JsonMapping | None) -> Iterator[str]:
+def selector_keys(selector: LabelSelector | None) -> Iterator[str]:
     """The labels that a LabelSelector asks about."""
-    yield from (selector or {}).get("matchLabels") or {}
-    yield from (expression["key"] for expression in (selector or {}).get("matchExpressions") or ())
+    if selector is not None:
+        yield from selector.match_labels or {}
+        yield from (need.key for need in selector.match_expressions or ())
 
 
-def label_selector_text(selector: JsonMapping | None) -> str:
+def label_selector_text(selector: LabelSelector | None) -> str:
     """A LabelSelector in words."""
-    equal = [f"{key}={value}" for key, value in ((selector or {}).get("matchLabels") or {}).items()]
+    if selector is None:
+        return "no pod"
+    equal = [f"{key}={value}" for key, value in (selector.match_labels or {}).items()]
     others = (
-        f"{expression['key']} {expression['operator']} {'/'.join(expression.get('values') or ())}".rstrip()
-        for expression in (selector or {}).get("matchExpressions") or ()
+        f"{need.key} {need.operator} {'/'.join(need.values or ())}".rstrip()
+        for need in selector.match_expressions or ()
     )
-    return " and ".join((*equal, *others)) or ("no pod" if selector is None else "every pod")
+    return " and ".join((*equal, *others)) or "every pod"
 
 
-def _requirement_holds(need: JsonMapping, labels: Mapping[str, str]) -> bool:
-    present, values = need["key"] in labels, need.get("values") or ()
-    match need["operator"]:
+def _requirement_holds(need: LabelRequirement, labels: Mapping[str, str]) -> bool:
+    present, values = need.key in labels, need.values or ()
+    match need.operator:
         case "Exists":
             return present
         case "DoesNotExist":
             return not present
         case "In":
-            return present and labels[need["key"]] in values
-    return not present or labels[need["key"]] not in values
+            return present and labels[need.key] in values
+    return not present or labels[need.key] not in values
 
 
 # Pods and their tolerations.
@@ -436,15 +415,14 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
         return self.rule == other.rule and self.tolerations == other.tolerations
 
 
-def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> PodRequirements:
-    """What the pods of a template (or a pod) ask for. Raises Refused for a count or a rule that is none.
+def read_pod_requirements(pod: PodObject, labels: SchedulerLabels) -> PodRequirements:
+    """What a pod asks for, or the pods of a template. Raises Refused for a count or a rule that is none.
 
-    Raises msgspec.ValidationError for a field of another type than core/v1 has it.
+    Raises msgspec.ValidationError for a node affinity with a field that core/v1 does not have.
     """
-    spec = template.get("spec") or {}
+    spec = pod.spec
     rule = read_node_rule(spec)
     check_node_rule(rule)
-    pod = convert_object(template, PodObject)
     try:
         gpus, beside = requested_devices(spec, labels.gpu), requests_beside_devices(spec, labels.gpu)
     except ValueError as error:
@@ -455,37 +433,20 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
         claims=tuple(filter(None, (claim.resource_claim_name for claim in pod.claims))),
         rule=rule,
         apart=anti_affinity_terms(spec, labels.host),
-        tolerations=pod.spec.tolerations or (),
-        priority=pod.spec.priority or 0,
-        priority_class=pod.spec.priority_class_name or "",
-        preempts=pod.spec.preemption_policy != PREEMPT_NEVER,
+        tolerations=spec.tolerations or (),
+        priority=spec.priority or 0,
+        priority_class=spec.priority_class_name or "",
+        preempts=spec.preemption_policy != PREEMPT_NEVER,
         requests=beside,
     )
 
 
-def node_terms_of(pod: JsonMapping) -> tuple[NodeRule, tuple[Toleration, ...]]:
-    """The rule of a pod for its node, and its tolerations. Raises msgspec.ValidationError."""
-    spec = pod.get("spec") or {}
-    tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
-    return read_node_rule(spec), tolerations
-
-
-def host_ports(spec: JsonMapping) -> Iterator[int]:
+def host_ports(spec: PodSpec) -> Iterator[int]:
     """The ports of its node that a pod takes, by its spec.
 
     In the host's network, the API server gives a pod the host port of each container port.
     """
-    for container in spec.get("containers") or ():
-        for port in container.get("ports") or ():
-            if found := port.get("hostPort") or (spec.get("hostNetwork") and port.get("containerPort")):
+    for container in spec.containers or ():
+        for port in container.ports or ():
+            if found := port.host_port or (spec.host_network and port.container_port):
                 yield found
-
-
-def blocking_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
-    """Taints of a node that keep a pod off, as `key=value`."""
-    for taint in (node.get("spec") or {}).get("taints") or ():
-        if taint.get("effect") in ("NoSchedule", "NoExecute") and not any(
-            toleration.covers(taint) for toleration in tolerations
-        ):
-            value = taint.get("value")
-            yield f"{taint.get('key')}={value}" if value else str(taint.get("key"))

@@ -1,7 +1,8 @@
 """The facts of a cluster as values: `ClusterState`, what is held on each tray, and unreadable objects.
 
 `core.cluster.reader` makes a state. Placement, gangs, Kueue's check and the command line take it, so that no
-two of them can read one cluster differently.
+two of them can read one cluster differently. Its nodes and pods are typed values with the fields that
+decisions read: a site has many.
 """
 
 from collections.abc import Mapping
@@ -9,9 +10,9 @@ from collections.abc import Mapping
 import msgspec
 
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.nodes import NodeGpus, PublishedDevices
+from rackloom.core.cluster.nodes import NodeGpus, NodeObject, PublishedDevices
 from rackloom.core.cluster.objects import JsonMapping, name_of
-from rackloom.core.cluster.pods import object_namespace
+from rackloom.core.cluster.pods import PodObject, object_namespace
 
 HIGHEST_PRIORITY = 2**31 - 1
 """No priority (an int32) is above it, so nothing may preempt a hold that has it."""
@@ -55,8 +56,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one reading. Objects that could not be read are in `unreadable` alone."""
 
     labels: SchedulerLabels = SchedulerLabels()
-    nodes: tuple[JsonMapping, ...] = ()
-    pods: tuple[JsonMapping, ...] = ()
+    nodes: tuple[NodeObject, ...] = ()
+    pods: tuple[PodObject, ...] = ()
     claims: tuple[JsonMapping, ...] = ()
     gpus: Mapping[str, NodeGpus] = {}
     """By node."""

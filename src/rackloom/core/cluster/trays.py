@@ -33,7 +33,6 @@ from rackloom.core.cluster.scheduling import (
     PodIdentity,
     TopologyDomains,
     bound_pod_identity,
-    required_terms,
     unmet_requirements,
 )
 from rackloom.core.cluster.state import ClusterState, TrayHold
@@ -238,7 +237,7 @@ def placement_site(
     """
     trays = []
     for node in state.nodes:
-        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        name, labels = node.name, node.labels
         closed, unfit = list(closed_reasons(node, tolerations)), list(unmet_requirements(rule, node))
         if avoided and name in avoided:
             unfit.append(avoided[name])
@@ -247,7 +246,7 @@ def placement_site(
         trays.append(
             PlacementTray(
                 name=name,
-                clique=node_clique(node, state.labels.clique),
+                clique=node_clique(labels, state.labels.clique),
                 host=None if host == name else host,
                 gpus=state.gpus[name].usable(counted=counted, claimed=claimed),
                 shut="; ".join((*closed, *unfit)) or None,
@@ -289,7 +288,7 @@ def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
         TopologyDomains(state.nodes),
         list(filter(is_bound_pod, state.pods)),
     )
-    with_terms = [pod for pod in bound if required_terms(pod["spec"], "podAntiAffinity")]
+    with_terms = [pod for pod in bound if pod.spec.apart]
     own = owner_of_job(job, labels.gang)
     by_identity: list[tuple[PodIdentity, dict[str, str]]] = []
     found = {}
@@ -302,9 +301,7 @@ def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
                 node: f"kept apart from {owner.text}"
                 for pod in (bound if identity.apart else with_terms)
                 if (owner := pod_owner(pod, labels.gang)) != own
-                for node in domains.around(
-                    pod["spec"]["nodeName"], identity.barred_by(bound_pod_identity(pod, labels.host))
-                )
+                for node in domains.around(pod.node, identity.barred_by(bound_pod_identity(pod, labels.host)))
             }
             by_identity.append((identity, avoided))
         if avoided:

@@ -28,9 +28,8 @@ from itertools import product
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.gang_objects import SPARES_ANNOTATION, GangKey, gang_key_of
+from rackloom.core.cluster.gang_objects import SPARES_ANNOTATION, GangKey, gang_of
 from rackloom.core.cluster.objects import ObjectWrite, list_names
-from rackloom.core.cluster.pods import claim_templates
 from rackloom.core.cluster.scheduling import Thousandths
 from rackloom.core.cluster.trays import (
     Gang,
@@ -116,9 +115,7 @@ def spare_room(
     if quotas is None or counted is None:
         return by_namespace
     channels = {name for name in templates if (key.namespace, name) in quotas.by_template}
-    sharing = {
-        gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(claim_templates(pod).values())
-    }
+    sharing = {gang_of(pod) for pod in cluster.state.pods if not channels.isdisjoint(pod.templates)}
     sharing |= {spares.gang for spares in promised if not channels.isdisjoint(spares.templates)}
     used = sum(spares for gang, spares in others.items() if gang in sharing)
     by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")

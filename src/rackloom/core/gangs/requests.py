@@ -242,8 +242,7 @@ def _selects_gang_only(term: PodAffinityTerm, members: Sequence[GangMember]) -> 
     named = selector.match_labels or {}
     owned = any(key in named and named[key] == labels.get(key) for key in _OWN_LABELS)
     inside = term.namespace_selector is None and set(term.namespaces or ()) <= {members[0].namespace}
-    written = msgspec.to_builtins(selector)
-    return owned and inside and any(selector_matches(written, member.pod.labels) for member in members)
+    return owned and inside and any(selector_matches(selector, member.pod.labels) for member in members)
 
 
 def _unsupported_rules(spec: PodSpec) -> Iterator[tuple[str, str]]:
@@ -316,7 +315,7 @@ def _member_constraints(member: GangMember) -> PodConstraints:
     """The constraints of a member. A spread with maxSkew 1 becomes anti-affinity: one member per node."""
     constraints = member.constraints
     spread = (
-        AntiAffinityTerm(selector=msgspec.to_builtins(term.label_selector), namespaces=(), everywhere=False)
+        AntiAffinityTerm(selector=term.label_selector, namespaces=(), everywhere=False)
         for term in member.pod.spec.hard_spread
     )
     identity = replace(constraints.identity, apart=(*constraints.identity.apart, *spread))

@@ -338,6 +338,7 @@ class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
+    """As they were listed. What bears on a placement is in `state`."""
     claims: tuple[Object, ...] = ()
     slices: tuple[Object, ...] = ()
     classes: tuple[Object, ...] = ()

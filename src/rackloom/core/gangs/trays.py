@@ -37,11 +37,11 @@ from rackloom.core.cluster.gang_objects import (
     NodeRequirements,
     PodConstraints,
     constraints_of_bound,
-    gang_key_of,
+    gang_of,
 )
-from rackloom.core.cluster.nodes import closing_taints, device_names, node_of_slice, slice_pool
-from rackloom.core.cluster.objects import Object, labels_of, name_of, uid_of, version_of
-from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, Toleration
+from rackloom.core.cluster.nodes import NodeObject, closing_taints, device_names, node_of_slice, slice_pool
+from rackloom.core.cluster.objects import Object, uid_of, version_of
+from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, PodObject, Toleration
 from rackloom.core.cluster.scheduling import (
     TopologyDomains,
     allocator_node,
@@ -114,7 +114,7 @@ _TOLERATES_RESERVATIONS = Toleration(key=GANG_TAINT, operator="Exists")
 _KEPT_AWAY = "a pod there or near it and pods of the gang keep apart"
 
 
-def _closed_by(needs: NodeRequirements, tray: PlacementTray, node: Object) -> PlacementTray:
+def _closed_by(needs: NodeRequirements, tray: PlacementTray, node: NodeObject) -> PlacementTray:
     """The tray with the reasons for which members may not go there. Raises MalformedNodeSelector."""
     # `running_site` has named a cordon and a node that is not ready, so their taints are no further reasons.
     taints = closing_taints(node, (*needs.tolerations, _TOLERATES_RESERVATIONS))
@@ -124,7 +124,7 @@ def _closed_by(needs: NodeRequirements, tray: PlacementTray, node: Object) -> Pl
 
 
 def site_for_terms(
-    site: PlacementSite, terms: Iterable[PlacementTerms | None], nodes: Mapping[str, Object]
+    site: PlacementSite, terms: Iterable[PlacementTerms | None], nodes: Mapping[str, NodeObject]
 ) -> PlacementSite:
     """The site as members with these terms can use it. Raises Refused."""
     sites = {}
@@ -151,7 +151,10 @@ def _read_requirements(text: str) -> NodeRequirements:
 
 
 def without_conflicting_trays(
-    site: PlacementSite, members: Iterable[GangMember], pods: Iterable[Object], nodes: Iterable[Object]
+    site: PlacementSite,
+    members: Iterable[GangMember],
+    pods: Iterable[PodObject],
+    nodes: Iterable[NodeObject],
 ) -> PlacementSite:
     """The site without trays on which a pod of another job and members exclude each other.
 
@@ -315,7 +318,7 @@ class _NodeDevices:
     def __init__(self, objects: ClusterLists, trays: Set[str], without: Set[tuple[str, str]]) -> None:
         self._classes = objects.classes
         self._rules = tuple(readable_rules(objects.taint_rules))
-        self._nodes = {name: node for node in objects.nodes if (name := name_of(node)) in trays}
+        self._nodes = {node.name: node for node in objects.state.nodes if node.name in trays}
         self._pools: dict[DevicePoolKey, list[Object]] = defaultdict(list)
         self._pools_on: dict[str, dict[DevicePoolKey, None]] = defaultdict(dict)
         self._taken: dict[str, list[AllocatedDevice]] = defaultdict(list)
@@ -342,7 +345,7 @@ class _NodeDevices:
         )
         return {
             name: TrayInputs(
-                labels=labels_of(node),
+                labels=node.labels,
                 classes=classes,
                 pools=tuple(states[key] for key in self._pools_on.get(name, ())),
                 rules=tuple(
@@ -390,8 +393,8 @@ def site_for_members(
     It names the owners of all holds, so it is for the search and never for a message to the gang.
     """
     cluster = snapshot.cluster
-    others = (pod for pod in cluster.pods if gang_key_of(pod) != snapshot.key)
-    nodes = {name_of(node): node for node in cluster.nodes}
+    others = (pod for pod in cluster.state.pods if gang_of(pod) != snapshot.key)
+    nodes = {node.name: node for node in cluster.state.nodes}
     site = with_reservations(cluster.running, cluster.records, _plans_of_others(snapshot))
     # A node may offer another number of GPUs by limits than by claims (`NodeGpus`).
     counted, gpus = any(member.gpus for member in snapshot.living), cluster.state.gpus

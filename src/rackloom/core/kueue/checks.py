@@ -115,7 +115,8 @@ class PlacementPass:
         self._channels = channel_templates(self._domains)
         workloads = tuple(workloads)
         names_of_ours = set(checks)
-        held = held_plans(workloads, cluster.pods, names_of_ours)
+        self._state = read_state(cluster.nodes, cluster.pods, labels=self._labels)
+        held = held_plans(workloads, self._state.pods, names_of_ours)
         self._reserved = [hold for holds in held.values() for hold in holds]
         self._promised: dict[str, PromisedSpares] = {}
         """By the UID of the workload."""
@@ -123,7 +124,7 @@ class PlacementPass:
             for state in ready_checks(workload, names_of_ours):
                 self._promise(workload, state.pod_set_updates)
         self._gangs = ClusterLists(
-            pods=tuple(cluster.pods),
+            state=self._state,
             records=tuple(map(read_record, cluster.gang_plans)),
             spare_quotas=spare_quotas(cluster.domains, workloads, quota),
         )
@@ -219,14 +220,14 @@ class PlacementPass:
 
         def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
             nodes = tuple(node for node in found.state.nodes if attempt.takes(node))
-            there = set(map(name_of, nodes))
+            there = {node.name for node in nodes}
             kept = tuple(hold for hold in found.reserved if hold.tray in there)
             site = replace(found, state=replace(found.state, nodes=nodes), reserved=kept)
             planner = SitePlanner(site, self._claims, self._channels, classes, attempt.request)
             return planner, planner.report([job])
 
         # A level is one of the whole cluster, also where Kueue has chosen domains.
-        attempts = topology_attempts(job_topology(job), request, self._cluster.nodes)
+        attempts = topology_attempts(job_topology(job), request, self._state.nodes)
         return first_that_fits(attempts, plan)
 
     def _why_never(self, workload: KueueWorkload, job: Job, request: PlanRequest) -> str | None:

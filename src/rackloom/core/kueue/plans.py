@@ -20,15 +20,11 @@ from rackloom.core.cluster.kueue_objects import READY, AdmissionCheckState, Kueu
 from rackloom.core.cluster.objects import (
     Condition,
     Object,
-    annotations_of,
     condition_of,
     dated_condition,
     generation_of,
-    labels_of,
-    namespace_of,
-    pod_phase,
 )
-from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, node_of
+from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, PodObject
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.place.site_planner import PlacedJob
 from rackloom.errors import Undecodable
@@ -88,7 +84,7 @@ def pod_set_updates(workload_uid: str, placed: PlacedJob, clique_label: str) -> 
     return updates
 
 
-def held_seats(owner: str, updates: Iterable[Object], pods: Iterable[Object]) -> Iterator[TrayHold]:
+def held_seats(owner: str, updates: Iterable[Object], pods: Iterable[PodObject]) -> Iterator[TrayHold]:
     """The room that members of an admitted workload still need, by its plan.
 
     `pods` have the label of the workload. A member that is bound, or has succeeded, needs none: pods and
@@ -96,9 +92,9 @@ def held_seats(owner: str, updates: Iterable[Object], pods: Iterable[Object]) ->
     """
     bound: dict[str, Counter[str]] = defaultdict(Counter)
     for pod in pods:
-        annotation, node = annotations_of(pod).get(PLAN_ANNOTATION), node_of(pod)
-        if annotation is not None and node and pod_phase(pod) != "Failed":
-            bound[annotation][node] += 1
+        annotation = pod.annotations.get(PLAN_ANNOTATION)
+        if annotation is not None and pod.is_bound and pod.status.phase != "Failed":
+            bound[annotation][pod.node] += 1
     for annotation, planned in recorded_plans(updates):
         for tray, members in _remaining(planned.trays, bound[annotation]).items():
             yield TrayHold(
@@ -118,7 +114,7 @@ HeldPlans = Mapping[tuple[str, str], tuple[TrayHold, ...]]
 
 
 def held_plans(
-    workloads: Iterable[KueueWorkload], pods: Iterable[Object], checks: Container[str] | None = None
+    workloads: Iterable[KueueWorkload], pods: Iterable[PodObject], checks: Container[str] | None = None
 ) -> HeldPlans:
     """The room that was planned for admitted workloads and is not in use yet.
 
@@ -126,11 +122,11 @@ def held_plans(
     missed.
     """
     # Every tenant may write the label, so only pods in the namespace of the workload count.
-    labelled: dict[tuple[str, str], list[Object]] = defaultdict(list)
+    labelled: dict[tuple[str, str], list[PodObject]] = defaultdict(list)
     for pod in pods:
-        uid = labels_of(pod).get(KUEUE_WORKLOAD_LABEL)
+        uid = pod.labels.get(KUEUE_WORKLOAD_LABEL)
         if uid is not None:
-            labelled[namespace_of(pod) or "", uid].append(pod)
+            labelled[pod.metadata.namespace or "", uid].append(pod)
     held = {}
     for workload in workloads:
         key = (workload.namespace, workload.uid)

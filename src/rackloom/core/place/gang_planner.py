@@ -31,8 +31,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from rackloom.core.allocate.quantity import in_binary_units
-from rackloom.core.cluster.objects import JsonMapping, name_of
-from rackloom.core.cluster.pods import is_bound_pod, node_of, pod_owner
+from rackloom.core.cluster.pods import PodObject, is_bound_pod, pod_owner
 from rackloom.core.cluster.scheduling import (
     CPU_RESOURCE,
     MEMORY_RESOURCE,
@@ -262,10 +261,10 @@ class NodeUse:
         """`renamed`: owners that holds name differently."""
         self._labels = state.labels
         self._renamed = renamed
-        self._nodes = {name_of(node): node for node in state.nodes}
-        self._pods: dict[str, list[JsonMapping]] = {}
+        self._nodes = {node.name: node for node in state.nodes}
+        self._pods: dict[str, list[PodObject]] = {}
         for pod in filter(is_bound_pod, state.pods):
-            self._pods.setdefault(node_of(pod), []).append(pod)
+            self._pods.setdefault(pod.node, []).append(pod)
         self._planned: dict[str, list[tuple[str, Thousandths]]] = {}
         self._left: dict[str, Thousandths] = {}
 
@@ -290,7 +289,7 @@ class NodeUse:
             if CPU_RESOURCE not in rest:
                 return None
             for pod in self._pods.get(node, ()):
-                _take(rest, effective_requests(pod))
+                _take(rest, effective_requests(pod.spec))
             for _, amounts in self._planned.get(node, ()):
                 _take(rest, amounts)
             self._left[node] = rest
@@ -305,7 +304,7 @@ class NodeUse:
         for pod in self._pods.get(node, ()):
             owner = pod_owner(pod, self._labels.gang).text
             if self._renamed.get(owner, owner) in owners:
-                _take(rest, effective_requests(pod), -1)
+                _take(rest, effective_requests(pod.spec), -1)
         for owner, amounts in self._planned.get(node, ()):
             if owner in owners:
                 _take(rest, amounts, -1)

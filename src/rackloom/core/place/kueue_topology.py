@@ -26,7 +26,8 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job, topology_request
-from rackloom.core.cluster.objects import annotations_of, labels_of
+from rackloom.core.cluster.nodes import NodeObject
+from rackloom.core.cluster.objects import annotations_of
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SitePlanner
 from rackloom.errors import Refused
@@ -215,16 +216,16 @@ class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
         jobs = (replace(job, notes=(*job.notes, self.note)) if job.plan else job for job in report.jobs)
         return replace(report, jobs=tuple(jobs))
 
-    def takes(self, node: Mapping[str, Any]) -> bool:
+    def takes(self, node: NodeObject) -> bool:
         """Whether a node is planned on."""
         if self.domain is None:
             return True
         key, value = self.domain
-        return labels_of(node).get(key) == value
+        return node.labels.get(key) == value
 
 
 def topology_attempts(
-    topology: JobTopology | None, request: PlanRequest, nodes: Sequence[Mapping[str, Any]]
+    topology: JobTopology | None, request: PlanRequest, nodes: Sequence[NodeObject]
 ) -> Iterator[TopologyAttempt]:
     """The ways to plan a job, the best first; at least one. Raises Refused for a level of no node."""
     if topology is None:
@@ -290,6 +291,6 @@ def _at_level(request: PlanRequest, level: str) -> PlanRequest:
     return replace(request, labels=replace(request.labels, clique=level))
 
 
-def _values(level: str, nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+def _values(level: str, nodes: Iterable[NodeObject]) -> list[str]:
     """The domains of a level."""
-    return sorted({of[level] for of in map(labels_of, nodes) if level in of})
+    return sorted({node.labels[level] for node in nodes if level in node.labels})

@@ -12,7 +12,6 @@ members are not counted against it: they are free once it leaves.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import combinations_with_replacement
 
 import msgspec
@@ -20,15 +19,14 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping, name_of
-from rackloom.core.cluster.pods import Toleration, is_bound_pod, node_of, pod_owner
+from rackloom.core.cluster.nodes import NodeObject, blocking_taints
+from rackloom.core.cluster.pods import PodObject, Toleration, is_bound_pod, pod_owner
 from rackloom.core.cluster.reader import pod_hold
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
     TopologyDomains,
-    blocking_taints,
     bound_pod_identity,
-    node_terms_of,
+    read_node_rule,
     selector_keys,
     unmet_requirements,
 )
@@ -65,16 +63,17 @@ def _union_if_known(nodes: frozenset[str] | None, more: frozenset[str] | None) -
 
 
 def _forbidden_nodes(
-    pod: JsonMapping, nodes: Iterable[JsonMapping], by_rules: dict[bytes, frozenset[str]]
+    pod: PodObject, nodes: Iterable[NodeObject], by_rules: dict[bytes, frozenset[str]]
 ) -> frozenset[str] | None:
     """The nodes that a pod may not use, or None if its rules are malformed."""
+    tolerations = pod.spec.tolerations or ()
     try:
-        rule, tolerations = node_terms_of(pod)
+        rule = read_node_rule(pod.spec)
         # Pods of a job are mostly equal, so each set of rules is compared with the nodes once.
         key = msgspec.json.encode((rule, tolerations))
         if key not in by_rules:
             by_rules[key] = frozenset(
-                name_of(node)
+                node.name
                 for node in nodes
                 if any(unmet_requirements(rule, node)) or any(blocking_taints(node, tolerations))
             )
@@ -88,8 +87,7 @@ def tolerations_of_movable(state: ClusterState) -> tuple[Toleration, ...]:
     found: dict[Toleration, None] = {}
     for pod in state.pods:
         if pod_hold(pod, state.labels, 0).movable:
-            with suppress(msgspec.ValidationError):
-                found |= dict.fromkeys(node_terms_of(pod)[1])
+            found |= dict.fromkeys(pod.spec.tolerations or ())
     return tuple(found)
 
 
@@ -119,7 +117,7 @@ def anti_affinity_peers(state: ClusterState) -> dict[str, AntiAffinityPeers]:
     if not holding:
         return {}
     kinds = _equal_pods(list(filter(is_bound_pod, state.pods)), state.labels)
-    names, domains = frozenset(map(name_of, state.nodes)), TopologyDomains(state.nodes)
+    names, domains = frozenset(node.name for node in state.nodes), TopologyDomains(state.nodes)
     found: dict[str, AntiAffinityPeers] = {}
     for first, other in combinations_with_replacement(kinds, 2):
         if not (first.identity.apart or other.identity.apart):
@@ -149,7 +147,7 @@ def anti_affinity_peers(state: ClusterState) -> dict[str, AntiAffinityPeers]:
     return found
 
 
-def _equal_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterable[_EqualPods]:
+def _equal_pods(pods: Sequence[PodObject], labels: SchedulerLabels) -> Iterable[_EqualPods]:
     """Pods grouped by identity, with only the labels that some selector reads."""
     identities = [bound_pod_identity(pod, labels.host) for pod in pods]
     read = {key for identity in identities for term in identity.apart for key in selector_keys(term.selector)}
@@ -158,5 +156,5 @@ def _equal_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterabl
         bare = replace(identity, labels={key: value for key, value in identity.labels.items() if key in read})
         key = msgspec.json.encode(bare, order="deterministic")
         equal = found.setdefault(key, _EqualPods(bare, defaultdict(list)))
-        equal.nodes[pod_owner(pod, labels.gang).text].append(node_of(pod))
+        equal.nodes[pod_owner(pod, labels.gang).text].append(pod.node)
     return found.values()

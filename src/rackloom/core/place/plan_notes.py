@@ -16,16 +16,14 @@ from collections import Counter
 from collections.abc import Iterator
 from math import comb
 
-from rackloom.core.allocate.objects import convert_object
 from rackloom.core.cluster.jobs import Job, JobGroup, pod_specs_of
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping, annotations_of, object_name
-from rackloom.core.cluster.pods import PodSpec
+from rackloom.core.cluster.objects import annotations_of, object_name
+from rackloom.core.cluster.pods import LabelSelector, PodSpec
 from rackloom.core.cluster.scheduling import (
     host_ports,
     is_supported_term,
     label_selector_text,
-    required_terms,
     selector_values,
     term_selects,
 )
@@ -54,7 +52,7 @@ def plan_notes(
     if gang.segment is not None:
         yield segment_note(max(trays[clique] for clique in plan.cliques), gang.segment, down)
     specs = (spec for group in job.groups for spec in pod_specs_of(job, group))
-    near = (term.get("topologyKey") for spec in specs for term in required_terms(spec, "podAffinity"))
+    near = (term.topology_key for spec in specs for term in spec.near)
     if labels.clique in near:
         yield (
             f"it requires pod affinity on {labels.clique}: as written, its first pod picks the clique,"
@@ -136,11 +134,10 @@ def unsupported_constraints(job: Job, plan: GangPlan, labels: SchedulerLabels) -
 def _template_notes(job: Job, group: JobGroup, labels: SchedulerLabels) -> Iterator[str]:
     for spec in pod_specs_of(job, group):
         yield from _affinity_notes(job, group, spec, labels)
-        for term in required_terms(spec, "podAntiAffinity"):
+        for term in spec.apart:
             if not is_supported_term(term, labels.host):
-                key = term.get("topologyKey")
                 yield (
-                    f"required pod anti-affinity of {group.name} by {key} is not honoured:"
+                    f"required pod anti-affinity of {group.name} by {term.topology_key} is not honoured:"
                     f" only {labels.host} is, with the labels and namespaces of pods"
                 )
         yield from _other_notes(group, spec)
@@ -150,24 +147,22 @@ def _template_notes(job: Job, group: JobGroup, labels: SchedulerLabels) -> Itera
                 yield f"{key} is not honoured: other jobs may be where it goes"
 
 
-def _affinity_notes(job: Job, group: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
-    for term in required_terms(spec, "podAffinity"):
-        key, selector = term.get("topologyKey"), term.get("labelSelector")
+def _affinity_notes(job: Job, group: JobGroup, spec: PodSpec, labels: SchedulerLabels) -> Iterator[str]:
+    for term in spec.near:
+        key, selector = term.topology_key, term.label_selector or LabelSelector()
         what = f"required pod affinity of {group.name} by {key} is not honoured"
         if key != labels.clique:
             yield f"{what}: members share a clique ({labels.clique}), and nothing narrower or wider"
         elif not term_selects(term, group.identity, group.identity):
-            yield f"{what}: it asks for pods of others ({label_selector_text(selector)})"
-        elif not term.get("matchLabelKeys") and not _selects_only_job(job, group, selector, labels):
+            yield f"{what}: it asks for pods of others ({label_selector_text(term.label_selector)})"
+        elif not term.match_label_keys and not _selects_only_job(job, group, selector, labels):
             yield (
                 f"{what} towards other jobs: two jobs with {label_selector_text(selector)}"
                 " would have to share a clique"
             )
 
 
-def _selects_only_job(
-    job: Job, group: JobGroup, selector: JsonMapping | None, labels: SchedulerLabels
-) -> bool:
+def _selects_only_job(job: Job, group: JobGroup, selector: LabelSelector, labels: SchedulerLabels) -> bool:
     """Whether a selector is of this job alone: by a label that its controller makes, or by its name.
 
     `rack-worker` is of the job `rack`; pods `rack-0` and `rack-1` are called after `rack`.
@@ -181,9 +176,8 @@ def _selects_only_job(
     )
 
 
-def _other_notes(group: JobGroup, spec: JsonMapping) -> Iterator[str]:
-    pod = convert_object(spec, PodSpec)
-    for spread in pod.topology_spread_constraints or ():
+def _other_notes(group: JobGroup, spec: PodSpec) -> Iterator[str]:
+    for spread in spec.topology_spread_constraints or ():
         if spread.when_unsatisfiable != "ScheduleAnyway":
             yield (
                 f"topologySpreadConstraints of {group.name} by {spread.topology_key}"
@@ -191,8 +185,8 @@ def _other_notes(group: JobGroup, spec: JsonMapping) -> Iterator[str]:
             )
     for port in sorted(set(host_ports(spec))):
         yield f"hostPort {port} of {group.name} is not honoured: two members may be on one tray"
-    if group.template and pod.node_name:
-        yield f"nodeName {pod.node_name} of {group.name} is not honoured: a tray is chosen for it"
+    if group.template and spec.node_name:
+        yield f"nodeName {spec.node_name} of {group.name} is not honoured: a tray is chosen for it"
 
 
 def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:

@@ -26,8 +26,7 @@ from msgspec.structs import replace
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_job
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import labels_of
-from rackloom.core.cluster.pods import Toleration, node_of, object_namespace
+from rackloom.core.cluster.pods import Toleration, object_namespace
 from rackloom.core.cluster.scheduling import NodeRule
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
@@ -459,9 +458,7 @@ def _without_other_sets(site: PlacementSite, found: SiteObjects, job: Job) -> Pl
     """The site without cliques where another LeaderWorkerSet of the job's namespace runs."""
     namespace = object_namespace(job.objects[0])
     trays = {
-        node_of(pod)
-        for pod in found.state.pods
-        if _LWS_GROUP_KEY in labels_of(pod) and object_namespace(pod) == namespace
+        pod.node for pod in found.state.pods if _LWS_GROUP_KEY in pod.labels and pod.namespace == namespace
     }
     return with_cliques_closed(site, {tray.sharing for tray in site.trays if tray.name in trays})
 

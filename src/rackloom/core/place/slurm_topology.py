@@ -26,9 +26,7 @@ import yaml
 from msgspec.structs import replace
 
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.nodes import taints_of
-from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.reader import read_state
+from rackloom.core.cluster.reader import ReadObject, read_state
 from rackloom.core.cluster.trays import PlacementSite, placement_site
 from rackloom.errors import Refused
 from rackloom.runtime.foreign_text import decode_yaml_document
@@ -78,7 +76,7 @@ def topology_of(site: PlacementSite, block_size: int | None = None) -> SlurmTopo
 
 
 def topology_of_nodes(
-    nodes: Iterable[JsonMapping],
+    nodes: Iterable[ReadObject],
     labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
     *,
     taint: str | None = None,
@@ -92,7 +90,7 @@ def topology_of_nodes(
     if state.unreadable:
         raise Refused(str(state.unreadable[0]), nearest_fix="correct it; Slurm keeps what it has until then")
     chosen = tuple(
-        node for node in state.nodes if taint is None or taint in (found.key for found in taints_of(node))
+        node for node in state.nodes if taint is None or taint in (found.key for found in node.taints)
     )
     return topology_of(placement_site(replace(state, nodes=chosen)), block_size)
 

@@ -100,7 +100,7 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
         cliques={
             name_of(node): clique
             for node in await read(NODE)
-            if (clique := node_clique(node, names.GPU_CLIQUE_LABEL))
+            if (clique := node_clique(labels_of(node), names.GPU_CLIQUE_LABEL))
         },
     )
 

@@ -6,7 +6,9 @@ from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, opened, o
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import read_member
+from rackloom.core.cluster.nodes import read_node
 from rackloom.core.cluster.objects import NODE, POD
+from rackloom.core.cluster.pods import read_pod
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.gangs.trays import without_conflicting_trays
 from rackloom.core.place.slurm_topology import SLURM_TAINT, topology_of_nodes
@@ -39,9 +41,9 @@ def closed_by(foe):
         for name, has in SITE.items()
         if name != "cpu"
     )
-    nodes = [{"metadata": {"name": name, "labels": has}} for name, has in SITE.items()]
+    nodes = [read_node({"metadata": {"name": name, "labels": has}}) for name, has in SITE.items()]
     members = [read_member(pod("big-0", {"app": "gang"}))]
-    met = without_conflicting_trays(PlacementSite(trays, ()), members, [foe], nodes)
+    met = without_conflicting_trays(PlacementSite(trays, ()), members, [read_pod(foe)], nodes)
     return [tray.name for tray in met.trays if tray.shut is not None]
 
 

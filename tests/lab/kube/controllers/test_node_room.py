@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.cluster.scheduling import NO_AMOUNTS, ResourceAmounts, pod_requests
+from rackloom.core.cluster import scheduling
+from rackloom.core.cluster.nodes import NodeObject, read_node
+from rackloom.core.cluster.pods import read_pod
+from rackloom.core.cluster.scheduling import NO_AMOUNTS, ResourceAmounts
 from rackloom.lab.kube.controllers.scheduler import fits_node
 
 GPU = "nvidia.com/gpu"
@@ -20,8 +23,12 @@ def container(gpus: object, **more: str) -> dict[str, Any]:
     return {"resources": {"limits": {GPU: gpus}}} | more
 
 
-def node(**room: str) -> dict[str, Any]:
-    return {"status": {"allocatable": room}}
+def node(**room: str) -> NodeObject:
+    return read_node({"metadata": {"name": "n"}, "status": {"allocatable": room}})
+
+
+def pod_requests(spec: dict[str, Any]) -> ResourceAmounts:
+    return scheduling.pod_requests(read_pod({"spec": spec}).spec)
 
 
 def gpus_of(*containers: dict[str, Any], before: tuple[dict[str, Any], ...] = (), **more: Any) -> Fraction:

@@ -65,8 +65,7 @@ def has_clique_rule(spec: PodSpec) -> bool:
     affinity = spec.affinity or PodAffinityRules()
     near, nodes = affinity.pod_affinity or PodAffinity(), affinity.node_affinity or NodeAffinity()
     around = (*(near.required or ()), *(rule.pod_affinity_term for rule in near.preferred or ()))
-    required = (nodes.required.node_selector_terms if nodes.required else None) or ()
-    terms = (*required, *(rule.preference for rule in nodes.preferred or ()))
+    terms = (*nodes.terms, *(rule.preference for rule in nodes.preferred or ()))
     return any(term.topology_key == GPU_CLIQUE_LABEL for term in around) or any(
         rule.key == GPU_CLIQUE_LABEL and rule.operator == "In"
         for term in terms

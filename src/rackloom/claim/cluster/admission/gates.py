@@ -41,6 +41,7 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
     condition_of,
     identity_of,
+    labels_of,
     namespace_of,
 )
 from rackloom.core.cluster.pods import (
@@ -230,8 +231,9 @@ class GateController:
     async def _group(self, namespace: str, template: str) -> DomainPods:
         pods = self._cache.group(namespace, template).pods
         # Their clique is that of the first pod that is in one: a node without a clique is in none.
-        for node in dict.fromkeys(pod.spec.node_name for pod in pods):
+        for node in dict.fromkeys(pod.node for pod in pods if pod.is_bound):
             with suppress(NotFound):
-                if node and (clique := node_clique(await self._api.get(NODE, node), GPU_CLIQUE_LABEL)):
+                labels = labels_of(await self._api.get(NODE, node))
+                if clique := node_clique(labels, GPU_CLIQUE_LABEL):
                     return DomainPods(pods, clique)
         return DomainPods(pods)

@@ -16,7 +16,7 @@ allocator in step with the store.
 
 import asyncio
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,7 +35,9 @@ from rackloom.core.allocate.outcome import Allocation, Fault
 from rackloom.core.allocate.pools import node_selector_matches
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, readable_rules, with_taint_rules
 from rackloom.core.cluster import objects
+from rackloom.core.cluster.nodes import NodeObject, read_node
 from rackloom.core.cluster.objects import Object, ResourceKind, has_pod_ended
+from rackloom.core.cluster.pods import PodAffinityTerm, PodObject, read_pod
 from rackloom.core.cluster.scheduling import (
     NO_AMOUNTS,
     PODS_RESOURCE,
@@ -44,7 +46,6 @@ from rackloom.core.cluster.scheduling import (
     allocator_node,
     is_node_selected,
     pod_requests,
-    required_terms,
     selector_matches,
 )
 from rackloom.lab.kube.controllers.claims import CLAIM_FINALIZER, claims_by_entry
@@ -182,17 +183,18 @@ class SimulatedScheduler(Controller):
 
     def _nodes(self, pod: Object, allocated: list[Object]) -> Iterator[Object]:
         """The nodes that a pod may go to, the least loaded first."""
-        spec, needed = pod["spec"], _requested(pod)
+        written, spec, needed = pod["spec"], read_pod(pod).spec, _requested(pod)
         near = allowed_topologies(pod, self._placed())
-        for node in sorted(self._store.all(objects.NODE), key=self._load):
-            fits = is_node_selected(spec, node) and is_tolerated(spec, node) and meets_affinity(node, near)
-            taken = self._taken.get(node["metadata"]["name"], NO_AMOUNTS)
+        for obj in sorted(self._store.all(objects.NODE), key=self._load):
+            node = read_node(obj)
+            fits = is_node_selected(spec, node) and is_tolerated(written, obj) and meets_affinity(node, near)
+            taken = self._taken.get(node.name, NO_AMOUNTS)
             if (
                 fits
                 and fits_node(node, needed, taken)
                 and all(_claim_reaches(claim, node) for claim in allocated)
             ):
-                yield node
+                yield obj
 
     def _load(self, node: Object) -> tuple[int, str]:
         name = node["metadata"]["name"]
@@ -244,7 +246,7 @@ def _is_reserved(claim: Object, pod: Object) -> bool:
     return any(user["uid"] == pod["metadata"]["uid"] for user in users)
 
 
-def _claim_reaches(claim: Object, node: Object) -> bool:
+def _claim_reaches(claim: Object, node: NodeObject) -> bool:
     selector = claim["status"]["allocation"].get("nodeSelector")
     if selector is None:
         return True
@@ -308,7 +310,7 @@ class DeviceInventory:
                 self._fleet.replace_slice(self._tainted(before), self._tainted(value))
         elif kind == objects.NODE:
             found = self._store.find(kind, key)
-            if _noted(self._nodes, key, allocator_node(found) if found else None):
+            if _noted(self._nodes, key, allocator_node(read_node(found)) if found else None):
                 self._fleet = None
         elif kind == objects.DEVICE_CLASS:
             self._fleet = None
@@ -387,53 +389,49 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
 
 
-def allowed_topologies(pod: Object, placed: Iterable[tuple[Object, Object]]) -> list[tuple[str, set[str]]]:
+_Allowed = list[tuple[str, set[str | None]]]
+"""Labels of nodes, and the values that are allowed."""
+
+
+def allowed_topologies(pod: Object, placed: Iterable[tuple[Object, Object]]) -> _Allowed:
     """For each required pod affinity of `pod`: the label of nodes that it is about, and the values allowed.
 
     `placed` are pods with their nodes. A pod that matches its own term may be the first anywhere: such a term
     is left out.
     """
-    terms = required_terms(pod["spec"], "podAffinity")
-    others = list(placed) if terms else []
+    mine = read_pod(pod)
+    others = [(read_pod(other), read_node(node)) for other, node in placed] if mine.spec.near else []
     allowed = []
-    for term in terms:
-        key = term["topologyKey"]
-        values = {
-            node["metadata"].get("labels", {}).get(key)
-            for other, node in others
-            if _term_selects(term, pod, other)
-        } - {None}
-        if values or not _term_selects(term, pod, pod):
+    for term in mine.spec.near:
+        key = term.topology_key
+        values = {node.labels.get(key) for other, node in others if _term_selects(term, mine, other)} - {None}
+        if values or not _term_selects(term, mine, mine):
             allowed.append((key, values))
     return allowed
 
 
-def meets_affinity(node: Object, allowed: Sequence[tuple[str, set[str]]]) -> bool:
+def meets_affinity(node: NodeObject, allowed: _Allowed) -> bool:
     """Whether a node lies where pod affinity allows."""
-    labels = node["metadata"].get("labels") or {}
-    return all(labels.get(key) in values for key, values in allowed)
+    return all(node.labels.get(key) in values for key, values in allowed)
 
 
 def _requested(pod: Object) -> ResourceAmounts:
     """The request of a pod. A real API server takes no pod whose request cannot be read: it fits nowhere."""
     try:
-        return pod_requests(pod["spec"])
+        return pod_requests(read_pod(pod).spec)
     except ValueError:
         return ResourceAmounts({"unreadable": 1})
 
 
-def _term_selects(term: Mapping[str, Any], pod: Object, other: Object) -> bool:
-    namespaces = term.get("namespaces") or [pod["metadata"]["namespace"]]
-    labels = other["metadata"].get("labels") or {}
-    return other["metadata"]["namespace"] in namespaces and selector_matches(
-        term.get("labelSelector"), labels
-    )
+def _term_selects(term: PodAffinityTerm, pod: PodObject, other: PodObject) -> bool:
+    named = other.namespace in (term.namespaces or (pod.namespace,))
+    return named and selector_matches(term.label_selector, other.labels)
 
 
 # Filter: free resources (NodeResourcesFit).
 
 
-def fits_node(node: Object, needed: ResourceAmounts, taken: ResourceAmounts) -> bool:
+def fits_node(node: NodeObject, needed: ResourceAmounts, taken: ResourceAmounts) -> bool:
     """Whether a node has what is needed beside what others take. It has nothing of what it does not name."""
     there = allocatable_of_node(node)
     return all(not amount or amount <= there[name] - taken[name] for name, amount in needed.items())

@@ -21,6 +21,7 @@ from datetime import datetime
 from rackloom.claim.cluster.controller_runtime import WorkQueue
 from rackloom.claim.kube.api import Conflict, KubeError, NotFound
 from rackloom.core.cluster import objects
+from rackloom.core.cluster.nodes import read_node
 from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
@@ -29,7 +30,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
     pod_phase,
 )
-from rackloom.core.cluster.pods import REQUIRED
+from rackloom.core.cluster.pods import REQUIRED, read_pod
 from rackloom.core.cluster.scheduling import is_node_selected
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.managed_fields import clone
@@ -137,9 +138,9 @@ class DaemonSetController(Controller):
         daemon_set = self._store.find(objects.DAEMON_SET, key)
         if daemon_set is None or "deletionTimestamp" in daemon_set["metadata"]:
             return
-        spec = daemon_set["spec"]["template"]["spec"]
-        nodes = self._store.all(objects.NODE)
-        wanted = {node["metadata"]["name"] for node in nodes if is_node_selected(spec, node)}
+        spec = read_pod(daemon_set["spec"]["template"]).spec
+        nodes = map(read_node, self._store.all(objects.NODE))
+        wanted = {node.name for node in nodes if is_node_selected(spec, node)}
         for node, pods in self._pods(daemon_set).items():
             surplus = pods[1:] if node in wanted else pods
             for pod in [*surplus, *(pod for pod in pods[:1] if has_pod_ended(pod))]:
