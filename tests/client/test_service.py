@@ -57,7 +57,7 @@ def test_refusals_of_the_service(api: Any, connect: Any) -> None:
     with pytest.raises(SignIn):
         connect(token="nobody's").call(operations.get_metadata())
     with pytest.raises(NotPermitted):
-        connect(Role.PROVIDER_ADMIN).call(operations.get_all_vpc())
+        connect(Role.PROVIDER_ADMIN).call(operations.get_vpc(NOBODY))
     with pytest.raises(Missing):
         tenant.call(operations.get_vpc(NOBODY))
     with pytest.raises(RequestRefused, match="name"):
