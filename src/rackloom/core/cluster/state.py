@@ -5,6 +5,7 @@ two of them can read one cluster differently.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -51,6 +52,10 @@ class Unreadable(msgspec.Struct, frozen=True):
         return f"{self.title} is left out: {self.reason}"
 
 
+BoundPods = Mapping[str, Mapping[Any, JsonMapping]]
+"""Bound pods that have not ended, by node and by a key of the pod."""
+
+
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one reading. Objects that could not be read are in `unreadable` alone."""
 
@@ -58,6 +63,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[JsonMapping, ...] = ()
     pods: tuple[JsonMapping, ...] = ()
     claims: tuple[JsonMapping, ...] = ()
+    bound: BoundPods = {}
     gpus: Mapping[str, NodeGpus] = {}
     """By node."""
     published: PublishedDevices = {}
