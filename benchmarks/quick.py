@@ -34,6 +34,7 @@ Rows = list[dict[str, Any]]
 BENCHMARKS = (
     *("cel", "claim_scenarios", "claim_traps", "claims", "commands", "compute_domains", "files_read"),
     *(
+        "gangs",
         "node_footprint",
         "placement",
         "rack_map",

@@ -49,6 +49,7 @@ from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.cluster.domain_objects import Readiness, read_compute_domain_status
 from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, GANG_PLAN
+from rackloom.core.cluster.projection import project_for_control
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
 from rackloom.core.gangs.snapshot import BesideKueue, GangSettings
 from rackloom.errors import Refused
@@ -194,7 +195,7 @@ async def _run_controller(
     identity = f"{options.identity}-{uuid.uuid4()}"
     client = http_client(options.kubeconfig, options.context)
     client.headers["User-Agent"] = CONTROLLER_LEASE
-    api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
+    api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST), project_for_control)
     async with api, contextlib.AsyncExitStack() as stack:
         leadership = Leadership(
             api, settings, identity, gang_settings=gangs, kueue_checks=options.kueue_checks

@@ -24,6 +24,7 @@ from rackloom.core.allocate.node_template import template_of_slices, whole_gpus
 from rackloom.core.allocate.objects import ResourceSlice, convert_object
 from rackloom.core.cluster import reader
 from rackloom.core.cluster.claims import held_devices
+from rackloom.core.cluster.gang_objects import constraints_of_bound, read_member
 from rackloom.core.cluster.jobs import Job, owner_of_job
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus, gpus_by_node
@@ -36,11 +37,12 @@ from rackloom.core.cluster.objects import (
     full_name,
 )
 from rackloom.core.cluster.pods import REQUIRED, is_bound_pod, pod_owner, read_pod
-from rackloom.core.cluster.projection import project_object
+from rackloom.core.cluster.projection import project_for_control, project_object
 from rackloom.core.cluster.reader import ClusterReader, read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
 from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, placement_site
-from rackloom.core.gangs.trays import running_site
+from rackloom.core.gangs.snapshot import ClusterLists
+from rackloom.core.gangs.trays import follow_lists, running_site
 from rackloom.core.place.gang_planner import NodeUse, try_gang
 from rackloom.core.place.mobility import restrict_moves
 from rackloom.core.place.search.tray_assignment import SearchBudget
@@ -338,6 +340,75 @@ def test_a_rule_that_is_newer_than_this_program_is_no_weaker_rule() -> None:
     (unreadable,) = read_state(pods=[pod]).unreadable
     path = f"spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].key"
     assert f"its shape: {path}: expected text, got a whole number" in unreadable.reason
+
+
+def test_controllers_read_the_same_facts_from_what_they_keep() -> None:
+    """The gang controller, and Kueue's check, keep only a part of each object."""
+    bulk = {"env": [{"name": "E", "value": "v"}], "image": "i", "volumeMounts": [{"name": "v"}]}
+    for seed in range(SAMPLE):
+        cluster = random_cluster(seed, Odds(broken=0.05 * (seed % 2)))
+        for obj in (*cluster.pods, *cluster.nodes):
+            spec = obj.get("spec")
+            containers = spec.get("containers") if isinstance(spec, dict) else None
+            for container in containers if isinstance(containers, list) else ():
+                if isinstance(container, dict):
+                    container.update(bulk)
+            obj["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
+        kept = {
+            kind: [project_for_control(kind, obj) for obj in objects]
+            for kind, objects in lists_of(cluster).items()
+        }
+        whole, lighter = state_of(cluster), read_state(*kept.values(), LABELS)
+        facts = ("gpus", "published", "holds", "holders", "unreadable")
+        for fact in facts:
+            assert getattr(lighter, fact) == getattr(whole, fact), (seed, fact)
+        assert running_site(lighter) == running_site(whole), seed
+        assert placement_site(lighter) == placement_site(whole), seed
+        uses = NodeUse(lighter), NodeUse(whole)
+        for name in cluster.facts:
+            assert uses[0].left(name) == uses[1].left(name), (seed, name)
+        bounds = [constraints_of_bound(state.pods, all_pods=True) for state in (lighter, whole)]
+        assert bounds[0] == bounds[1], seed
+        for pod, part in zip(whole.pods, lighter.pods, strict=True):
+            assert replace(read_member(part), obj={}) == replace(read_member(pod), obj={}), seed
+            assert read_member(part).node_rules == read_member(pod).node_rules
+            assert '"image"' not in json.dumps(part)
+        # A projection of a projection is the same.
+        for kind, objects in kept.items():
+            assert [project_for_control(kind, obj) for obj in objects] == objects, seed
+
+
+def test_equal_parts_of_objects_are_kept_once() -> None:
+    pods = [project_for_control(POD, pod) for pod in random_cluster(3, PLAIN).pods for _ in range(2)]
+    assert pods[0]["spec"]["containers"] is pods[1]["spec"]["containers"]
+    assert pods[0]["metadata"]["labels"] is pods[1]["metadata"]["labels"]
+
+
+def test_the_sites_of_a_cluster_that_is_followed_are_those_of_a_new_reading() -> None:
+    rng = Random(11)
+    for seed in range(60):
+        follower, lists = ClusterReader(LABELS), ClusterLists()
+        for half in range(2):
+            objects = [
+                (kind, obj)
+                for kind, listed in lists_of(random_cluster(2 * seed + half, Odds(broken=0.05))).items()
+                for obj in listed
+            ]
+            rng.shuffle(objects)
+            for number, (kind, obj) in enumerate(objects):
+                uid = f"{kind.kind}/{obj['metadata'].get('namespace')}/{obj['metadata'].get('name')}"
+                meta = {**obj["metadata"], "uid": uid, "resourceVersion": str(number)}
+                follower.take(kind, {**obj, "metadata": meta})
+                if rng.random() < 0.1:
+                    lists = follow_lists(lists, ClusterLists(state=follower.state()))
+                    for name in lists.state.gpus:
+                        lists.use.left(name)
+        state = follower.state()
+        lists = follow_lists(lists, ClusterLists(state=state))
+        assert lists.running == running_site(state), seed
+        assert follow_lists(lists, ClusterLists(state=follower.state())) is lists
+        for name in state.gpus:
+            assert lists.use.left(name) == NodeUse(state).left(name), (seed, name)
 
 
 def test_a_change_costs_the_object_that_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """A cluster as three dicts, in which decisions about one gang are carried out and checked one by one."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -8,9 +10,25 @@ from tests.core.cluster.views import with_state
 
 from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.cluster import names
-from rackloom.core.cluster.gang_objects import GANG_GATE, TRAY_ANNOTATION, GangKey, reserving_plans
+from rackloom.core.cluster.gang_objects import (
+    GANG_GATE,
+    TRAY_ANNOTATION,
+    GangKey,
+    gang_key_of,
+    reserving_plans,
+)
 from rackloom.core.cluster.gang_owners import OwnerJob
-from rackloom.core.cluster.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
+from rackloom.core.cluster.objects import (
+    GANG_PLAN,
+    NODE,
+    POD,
+    CreateObject,
+    DeleteObject,
+    Object,
+    metav1_time,
+    name_of,
+    uid_of,
+)
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
@@ -18,11 +36,10 @@ from rackloom.core.gangs.snapshot import (
     ClusterLists,
     GangObjects,
     GangSettings,
-    objects_by_gang,
     read_record,
     take_snapshot,
 )
-from rackloom.core.gangs.trays import TrayCountCache, with_reservations
+from rackloom.core.gangs.trays import SiteCache, with_reservations
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import json_patch, merge_patch
 
@@ -30,6 +47,34 @@ KEY = GangKey("team", "big")
 SIZE = 3
 TRAYS = [f"r{rack}-t{tray}" for rack in range(2) for tray in range(4)]
 SETTINGS = GangSettings(lost_after=60.0, bind_after=30.0)
+
+
+def objects_by_gang(
+    plans: Iterable[Object], pods: Iterable[Object], nodes: Iterable[Object]
+) -> dict[GangKey, GangObjects]:
+    """The objects of every gang, from lists of the whole cluster."""
+    # A gang is known by its GangPlan, by its pods, or by both: one outlives the other at each end.
+    plans_by_uid = {uid_of(plan): plan for plan in plans}
+    plan_of = {read_record(plan).key: plan for plan in plans_by_uid.values()}
+    nodes_by_name = {name_of(node): node for node in nodes}
+    pods_of: dict[GangKey, list[Object]] = defaultdict(list)
+    reserved: dict[str, list[Object]] = defaultdict(list)
+    for pod in pods:
+        if (key := gang_key_of(pod)) is not None:
+            pods_of[key].append(pod)
+    for node in nodes_by_name.values():
+        for uid in reserving_plans(node):
+            reserved[uid].append(node)
+    return {
+        key: GangObjects(
+            plan=plan_of.get(key),
+            pods=tuple(pods_of.get(key, ())),
+            nodes=nodes_by_name,
+            reserved=reserved,
+            plans=plans_by_uid,
+        )
+        for key in plan_of.keys() | pods_of.keys()
+    }
 
 
 class Toy:
@@ -40,7 +85,7 @@ class Toy:
         self.version = 0
         self.plans, self.pods, self.nodes = {}, {}, {}
         self.refusal, self.checked = "", None
-        self.counted = TrayCountCache()
+        self.counted = SiteCache()
         self.job = self.given_back = 0
         self.held = ()
         self.succeeded = set()

@@ -9,7 +9,7 @@ from rackloom.core.cluster.gang_objects import GangKey, read_member, read_tray_n
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.snapshot import ClusterLists, GangSettings, GangSnapshot, read_record
-from rackloom.core.gangs.trays import TrayCountCache
+from rackloom.core.gangs.trays import SiteCache
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import merge_patch
 
@@ -42,7 +42,7 @@ def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=
         nodes=nodes_of(nodes, record.reserved),
         cluster=cluster,
     )
-    found = answer_placement(snapshot, SETTINGS, TrayCountCache())
+    found = answer_placement(snapshot, SETTINGS, SiteCache())
     if record.plan is not None:
         return found
     (action,) = found.actions

@@ -16,15 +16,15 @@ when it is read.
 
 import random
 from collections import Counter as Count
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
-from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
-from rackloom.claim.kube.api import EventRecorder, KubeApi, NotFound, Rejected
-from rackloom.claim.kube.informer import CacheSet, Informer, taint_rule_informers
+from rackloom.claim.cluster.gang_caches import GangCaches
+from rackloom.claim.cluster.gang_placer import GangPlacer, read_gang, with_owners
+from rackloom.claim.kube.api import EventRecorder, KubeApi, Rejected
 from rackloom.core.cluster.gang_objects import (
     WARNING_REASONS,
     GangKey,
@@ -33,7 +33,6 @@ from rackloom.core.cluster.gang_objects import (
     reserving_plans,
 )
 from rackloom.core.cluster.objects import (
-    DEVICE_TAINT_RULES,
     GANG_PLAN,
     NODE,
     POD,
@@ -44,81 +43,22 @@ from rackloom.core.cluster.objects import (
     PatchObject,
     ResourceKind,
     controller_of,
-    index_by_uid,
     name_of,
     namespace_of,
     uid_of,
 )
-from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.pods import node_of
 from rackloom.core.gangs.reconcile import API_REFUSED, GangDecision, reconcile_gang
 from rackloom.core.gangs.slots import is_reduced
 from rackloom.core.gangs.snapshot import (
     PLACED,
     WITHOUT_KUEUE,
     BesideKueue,
-    GangObjects,
     GangSettings,
     GangSnapshot,
     read_record,
     release_tray,
 )
-
-# Informers for GangPlans, pods of gangs, nodes and DeviceTaintRules.
-
-
-_BY_GANG, _BY_HOLDER, _BY_UID, _BY_TRAY = "gang", "holder", "uid", "tray"
-
-
-class GangCaches(CacheSet):
-    """The informers of the gang controller."""
-
-    def __init__(self, api: KubeApi, rng: random.Random) -> None:
-        pods = Informer(api, POD, labels=GANG_LABEL, indexers={_BY_GANG: _index_gang}, rng=rng)
-        plans = Informer(api, GANG_PLAN, indexers={_BY_UID: index_by_uid, _BY_TRAY: _index_trays}, rng=rng)
-        nodes = Informer(api, NODE, indexers={_BY_HOLDER: reserving_plans}, rng=rng)
-        rules = taint_rule_informers(api, rng)
-        super().__init__({POD: (pods,), GANG_PLAN: (plans,), NODE: (nodes,), **rules})
-
-    def plan(self, key: GangKey) -> Object | None:
-        """The GangPlan of a gang."""
-        return self.at(GANG_PLAN, key.namespace, key.name)
-
-    def plan_of(self, uid: str) -> Object | None:
-        """The GangPlan with a UID."""
-        return next(iter(self.by(GANG_PLAN, _BY_UID, uid)), None)
-
-    def pods(self, key: GangKey) -> Sequence[Object]:
-        """The pods of a gang."""
-        return self.by(POD, _BY_GANG, key.full_name)
-
-    def reserved(self, uid: str) -> Sequence[Object]:
-        """The nodes that carry the taint of a plan."""
-        return self.by(NODE, _BY_HOLDER, uid)
-
-    def objects(self, plan: Object | None, pods: Iterable[Object]) -> GangObjects:
-        """The objects of a gang with this plan and these pods; the nodes and other plans are cached ones."""
-        if plan is None:
-            return GangObjects(pods=tuple(pods))
-        record = read_record(plan)
-        nodes = {name: node for name in record.reserved if (node := self.at(NODE, None, name)) is not None}
-        uids = {record.uid, *(uid for node in nodes.values() for uid in reserving_plans(node))}
-        return GangObjects(
-            plan=plan,
-            pods=tuple(pods),
-            nodes=nodes,
-            reserved={uid: self.reserved(uid) for uid in uids},
-            plans={uid: other for uid in uids if (other := self.plan_of(uid)) is not None},
-        )
-
-
-def _index_gang(pod: Object) -> Iterable[str]:
-    key = gang_key_of(pod)
-    return () if key is None else (key.full_name,)
-
-
-def _index_trays(plan: Object) -> Iterable[str]:
-    return read_record(plan).reserved
-
 
 # Metrics.
 
@@ -196,6 +136,8 @@ class GangMetrics:
 
 
 GANG_WORKERS = 16
+COALESCE_SECONDS = 1.0
+"""Between a change of the cluster and the pass for gangs that were refused: changes come in bursts."""
 
 
 class PlacementKey(msgspec.Struct, frozen=True, order=True):
@@ -224,12 +166,12 @@ class GangController:
         metrics: GangMetrics | None = None,
         kueue: BesideKueue = WITHOUT_KUEUE,
     ) -> None:
-        self.caches = GangCaches(api, rng)
+        self.caches = GangCaches(api, rng, settings, kueue)
         self._api = api
         self._recorder = recorder
         self._settings = settings
         self._metrics = metrics or GangMetrics()
-        self._placer = GangPlacer(api, settings, wall, self._metrics.acted, kueue)
+        self._placer = GangPlacer(api, self.caches, settings, wall, self._metrics.acted)
         self._runtime: ControllerRuntime[GangWorkKey] = ControllerRuntime(
             "gangs", api, self.caches, rng, self._reconcile
         )
@@ -252,11 +194,8 @@ class GangController:
                 self._placer.forget(record.key)
                 # Its trays are free now, and another gang may have waited for them.
                 keys += [StrayReservationKey(record.uid), PlacementKey()]
-        elif kind in DEVICE_TAINT_RULES:
-            # A gang may have waited for the devices of which the taint is gone.
-            keys.append(PlacementKey())
-        else:
-            for plan in self.caches.by(GANG_PLAN, _BY_TRAY, name_of(obj)):
+        elif kind == NODE:
+            for plan in self.caches.plans_on(name_of(obj)):
                 keys.append(read_record(plan).key)
             # A taint without a cached plan is a stray reservation, or the plan is not in the cache yet.
             for uid in reserving_plans(obj):
@@ -264,13 +203,16 @@ class GangController:
                 keys.append(StrayReservationKey(uid) if holder is None else read_record(holder).key)
         for key in keys:
             self._runtime.queue.add(key)
+        # A gang that was refused may have waited for this. A pod that is not bound holds nothing.
+        if self._placer.has_refused and (kind != POD or node_of(obj)):
+            self._runtime.queue.add_after(PlacementKey(), COALESCE_SECONDS)
 
     async def _reconcile(self, key: GangWorkKey) -> float | None:
         match key:
             case GangKey():
                 return await self._reconcile_gang(key)
             case PlacementKey():
-                for served in await self._placer.run_pass() if self._placer.has_waiting else ():
+                for served in await self._placer.run_pass():
                     self._runtime.queue.add(served)
             case StrayReservationKey(uid=uid):
                 await self._release_strays(key, uid)
@@ -287,9 +229,7 @@ class GangController:
             if not decision.needs_fresh_read:
                 self._placer.note_owner_check(snapshot)
         if decision.needs_placement:
-            self._placer.request(key)
-            # A gang that was refused asks again after a while, or when another gang has ended.
-            self._runtime.queue.add_after(PlacementKey(), self._placer.delay(key))
+            self._runtime.queue.add_after(PlacementKey(), self._placer.request(snapshot))
         else:
             self._placer.withdraw(key)
         try:
@@ -308,12 +248,7 @@ class GangController:
 
     async def _confirmed_snapshot(self, key: GangKey) -> GangSnapshot:
         """The gang from fresh reads: a stale cache would undo what another leader has ungated."""
-        try:
-            plan = await self._api.get(GANG_PLAN, key.name, key.namespace)
-        except NotFound:
-            plan = None
-        pods = (await self._api.list(POD, key.namespace, labels=f"{GANG_LABEL}={key.name}")).items
-        objects = self.caches.objects(plan, [pod for pod in pods if gang_key_of(pod) == key])
+        objects = self.caches.objects(*await read_gang(self._api, key))
         return await with_owners(self._api, self._placer.snapshot(objects, key))
 
     async def _publish(self, key: GangKey, decision: GangDecision) -> float | None:

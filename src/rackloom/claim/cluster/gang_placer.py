@@ -1,9 +1,10 @@
 """The placement pass: gangs are placed one after the other, highest priority first, then oldest.
 
-Each pass lists the cluster anew and sees every plan it has recorded before it makes the next one. The
-search runs in a thread, because it may take seconds and the event loop has a lease to renew. A gang
-that was refused asks again after a pause. A defect in one gang is logged and reported for that gang;
-the others are still placed.
+A pass takes the cluster from the watches, and sees every plan it has recorded before it makes the next one.
+Before it writes, it reads the objects that the decision names from the API server, and decides again if one
+has changed. The search runs in a thread, because it may take seconds and the event loop has a lease to renew.
+A gang that was refused waits until the cluster offers more. A defect in one gang is logged and reported for
+that gang; the others are still placed.
 
 Owners of pods (Jobs, MPIJobs) are read only where their answer matters, and at most a few per gang,
 since all gangs wait meanwhile. An owner that cannot be read proves nothing.
@@ -12,12 +13,14 @@ since all gangs wait meanwhile. An owner that cannot be read proves nothing.
 import asyncio
 from collections.abc import Callable, Iterable
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.controller_runtime import execute_write
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected, list_taint_rules
-from rackloom.core.cluster.gang_objects import GangKey, GangMember
+from rackloom.claim.cluster.gang_caches import GangCaches
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.core.cluster.gang_objects import GangKey, GangMember, gang_key_of, reserving_plans
 from rackloom.core.cluster.gang_owners import (
     MPI_JOB,
     FinishedMPIJob,
@@ -25,49 +28,37 @@ from rackloom.core.cluster.gang_owners import (
     read_finished_mpi_job,
     read_owner_job,
 )
-from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
-from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
-    COMPUTE_DOMAIN,
-    DEVICE_CLASS,
     GANG_PLAN,
     JOB,
     NODE,
     POD,
-    RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
-    RESOURCE_SLICE,
-    WORKLOAD,
     Object,
     ObjectWrite,
     OwnerReference,
     ResourceKind,
     controller_of,
+    name_of,
+    namespace_of,
     uid_of,
+    version_of,
 )
-from rackloom.core.cluster.reader import ClusterReader
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.cluster.trays import GangPlan
-from rackloom.core.domains.quota import spare_quotas
-from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.gangs.placement import answer_placement
+from rackloom.core.gangs.placement import PlacementAnswer, answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.slots import do_owners_matter, has_fewer_to_come
 from rackloom.core.gangs.snapshot import (
-    WITHOUT_KUEUE,
-    BesideKueue,
     ClusterLists,
     GangObjects,
-    GangRecord,
     GangSettings,
     GangSnapshot,
     OwnerCheck,
-    objects_by_gang,
+    planned_trays,
     read_record,
     take_snapshot,
 )
-from rackloom.core.gangs.trays import TrayCountCache, running_site
-from rackloom.core.kueue.plans import held_plans
-from rackloom.core.place.gang_planner import NodeUse
+from rackloom.core.gangs.trays import SiteCache, offers_more
 from rackloom.errors import Refused
 
 log = structlog.get_logger(__name__)
@@ -133,14 +124,35 @@ async def _read_object(
 # The placement pass.
 
 
-_LISTED_KINDS = {
-    "nodes": NODE,
-    "pods": POD,
-    "claims": RESOURCE_CLAIM,
-    "slices": RESOURCE_SLICE,
-    "classes": DEVICE_CLASS,
-    "templates": RESOURCE_CLAIM_TEMPLATE,
-}
+_MOST_ATTEMPTS = 3
+"""Plans of one gang in a pass, if the objects that they name turn out to have changed."""
+_MOST_READS = 8
+"""Objects that are read at once before a plan is written."""
+_RESTS = 20
+"""A gang that was refused is placed again after so many `GangSettings.again` without a change that helps. No
+watch shows what the owners of its pods say."""
+
+
+async def read_gang(api: KubeApi, key: GangKey) -> tuple[Object | None, tuple[Object, ...]]:
+    """The GangPlan and the pods of a gang. Raises KubeError."""
+    plan = await _get_or_none(api, GANG_PLAN, key.name, key.namespace)
+    pods = (await api.list(POD, key.namespace, labels=f"{GANG_LABEL}={key.name}")).items
+    return plan, tuple(pod for pod in pods if gang_key_of(pod) == key)
+
+
+async def _get_or_none(api: KubeApi, kind: ResourceKind, name: str, namespace: str | None) -> Object | None:
+    try:
+        return await api.get(kind, name, namespace)
+    except NotFound:
+        return None
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """A refusal that stands until the cluster offers more, or the pods of the gang change."""
+
+    pods: frozenset[tuple[str, str]]
+    """UID and version."""
+    since: float
 
 
 class GangPlacer:
@@ -152,39 +164,53 @@ class GangPlacer:
     def __init__(
         self,
         api: KubeApi,
+        caches: GangCaches,
         settings: GangSettings,
         wall: Callable[[], float],
         acted: Callable[[Iterable[ObjectWrite]], None],
-        kueue: BesideKueue = WITHOUT_KUEUE,
     ) -> None:
         self._api = api
+        self._caches = caches
         self._settings = settings
         self._wall = wall
         self._acted = acted
-        self._kueue = kueue
         self._waiting: set[GangKey] = set()
         self._refusals: dict[GangKey, str] = {}
+        self._refused: dict[GangKey, _Refusal] = {}
         self._needless: set[GangKey] = set()
-        """Gangs that fresh lists showed to need no placement, though the cache had them ask."""
+        """Gangs that fresh reads showed to need no placement, though the cache had them ask."""
         self._checked: dict[GangKey, GangPlan] = {}
         self._owner_checks: dict[GangKey, OwnerCheck] = {}
-        self._counts = TrayCountCache()
-        self._reader = ClusterReader(SchedulerLabels(clique=settings.clique_label))
+        self._site = SiteCache()
+        self._cluster = ClusterLists()
+        """Of the last pass."""
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether a gang waits for a pass."""
-        return bool(self._waiting)
+    def has_refused(self) -> bool:
+        """Whether a gang waits until the cluster offers more."""
+        return bool(self._refused)
 
-    def request(self, key: GangKey) -> None:
-        """Have a gang placed, checked or repaired in the next pass."""
+    def request(self, snapshot: GangSnapshot) -> float:
+        """Have a gang placed, checked or repaired in a later pass. Returns the seconds until that pass.
+
+        A gang that asked without need waits: a stale cache would otherwise have it ask in a loop. So does
+        one whose repair was refused, since time alone may make its pods late or its trays lost.
+        """
+        key, refused = snapshot.key, self._refused.get(snapshot.key)
+        if refused is not None and refused.pods == _pod_versions(snapshot):
+            return max(refused.since + _RESTS * self._settings.again - snapshot.now, 0.0)
         self._waiting.add(key)
+        # Pods that changed may fit at once.
+        if self._refused.pop(key, None) is None and key in self._refusals:
+            return self._settings.again
+        return self._settings.settle if key in self._needless else 0.0
 
     def withdraw(self, key: GangKey) -> None:
         """The gang needs no placement now."""
         self._waiting.discard(key)
         self._needless.discard(key)
         self._refusals.pop(key, None)
+        self._refused.pop(key, None)
 
     def forget(self, key: GangKey) -> None:
         """The gang no longer exists."""
@@ -211,38 +237,26 @@ class GangPlacer:
             owner_check=self._owner_checks.get(key),
         )
 
-    def delay(self, key: GangKey) -> float:
-        """Seconds until a gang that asks again may be served.
-
-        A gang that was refused waits, and so does one that asked without need: a stale cache would otherwise
-        have it ask in a loop.
-        """
-        if key in self._refusals:
-            return self._settings.again
-        return self._settings.settle if key in self._needless else 0.0
-
     async def run_pass(self) -> tuple[GangKey, ...]:
         """Serve all gangs that wait; returns which. After a KubeError, those not served keep waiting."""
-        lists = {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
-        listed = replace(ClusterLists(), taint_rules=await list_taint_rules(self._api.list), **lists)
-        cluster = await self._read_cluster(listed)
-        plans = (await self._api.list(GANG_PLAN)).items
-        # By all that was listed: a member or a tray that cannot be read is not gone.
-        objects = objects_by_gang(plans, listed.pods, listed.nodes)
-        # Every plan counts as soon as it is written: the next gang of this pass must not take its trays.
-        records = {record.key: record for record in map(read_record, plans)}
+        before, self._cluster = self._cluster, await self._caches.lists()
+        is_more, due = offers_more(before, self._cluster), self._wall() - _RESTS * self._settings.again
+        for key in [key for key, refused in self._refused.items() if is_more or refused.since <= due]:
+            del self._refused[key]
+            self._waiting.add(key)
         # A gang that cannot be read gets a refusal with the reason, and comes again.
         snapshots = []
         for key in sorted(self._waiting):
             try:
-                snapshots.append(self.snapshot(objects.get(key, GangObjects()), key))
+                objects = self._caches.objects(self._caches.plan(key), self._caches.pods(key))
+                snapshots.append(self.snapshot(objects, key))
             except Exception as defect:
                 self._failed(key, defect)
                 self._waiting.discard(key)
         served = []
         for snapshot in sorted(snapshots, key=_placement_order):
             try:
-                await self._serve(snapshot, cluster, records)
+                await self._serve(snapshot)
             except KubeError:
                 raise
             except Exception as defect:
@@ -256,73 +270,136 @@ class GangPlacer:
         log.error("gangs.defect", gang=key.full_name, exc_info=defect)
         self._refusals[key] = f"the planner failed: {defect!r}"
 
-    async def _read_cluster(self, cluster: ClusterLists) -> ClusterLists:
-        """The lists without objects that cannot be read, with the facts of the others, and Kueue's plans."""
-        # In a thread: reading a large cluster takes long enough to delay the renewal of the lease.
-        state = await asyncio.to_thread(
-            self._reader.read,
-            {
-                RESOURCE_SLICE: cluster.slices,
-                NODE: cluster.nodes,
-                POD: cluster.pods,
-                RESOURCE_CLAIM: cluster.claims,
-            },
-        )
-        for unreadable in state.unreadable:
-            log.warning("gangs.object_unreadable", object=unreadable.title, why=unreadable.reason)
-        known = replace(cluster, nodes=(), pods=(), claims=state.claims, state=state)
-        cluster = replace(known, running=running_site(state), use=NodeUse(state))
-        quota = self._kueue.quota
-        if not self._kueue.has_plans and quota is QuotaMode.NONE:
-            return cluster
-        # What workloads of Kueue hold is read after the pods, so no room is missed.
-        workloads: list[KueueWorkload] = []
-        # A cluster without Kueue has none. All gangs would wait for a right that is missing.
-        try:
-            workloads = list(map(read_workload, (await self._api.list(WORKLOAD)).items))
-        except NotFound:
-            pass
-        except Rejected as refusal:
-            log.warning("gangs.workloads_not_read", why=refusal.message)
-        planned = held_plans(workloads, state.pods) if self._kueue.has_plans else {}
-        domains = () if quota is QuotaMode.NONE else (await self._api.list(COMPUTE_DOMAIN)).items
-        return replace(cluster, planned=planned, spare_quotas=spare_quotas(domains, workloads, quota))
-
-    async def _serve(
-        self, snapshot: GangSnapshot, cluster: ClusterLists, records: dict[GangKey, GangRecord]
-    ) -> None:
-        key = snapshot.key
+    async def _serve(self, snapshot: GangSnapshot) -> None:
+        key, versions = snapshot.key, _ReadVersions(self._caches, snapshot)
         self._refusals.pop(key, None)
         self._needless.add(key)
+        for _ in range(_MOST_ATTEMPTS):
+            answer = await self._answer(snapshot)
+            if answer is None:
+                return
+            fresh = await self._read_again(snapshot, answer, versions)
+            if fresh is None:
+                self._needless.discard(key)
+                await self._execute(snapshot, answer)
+                return
+            # The objects that the answer names have changed. It is made again from what they are now.
+            snapshot, self._cluster = self.snapshot(fresh, key), await self._caches.lists()
+
+    async def _answer(self, snapshot: GangSnapshot) -> PlacementAnswer | None:
+        """None if the gang needs nothing, or was refused."""
+        key = snapshot.key
         if snapshot.record is None:
-            return
+            return None
         # If an owner cannot be read, nothing is proven: other gangs do not wait for it.
         try:
             owned = await with_owners(self._api, snapshot)
         except KubeError as error:
             log.warning("gangs.owners_not_read", gang=key.full_name, why=str(error))
             owned = replace(snapshot, owners={})
-        # The request came from the cache. Fresh lists decide, with and without the owners: a gang that they
-        # show to be smaller may need a placement as well.
+        # A gang that its owners show to be smaller may need a placement as well.
         if not any(
             reconcile_gang(candidate, self._settings).needs_placement for candidate in (snapshot, owned)
         ):
-            return
-        self._needless.discard(key)
-        request = replace(owned, cluster=replace(cluster, records=tuple(records.values())))
+            return None
+        request = replace(owned, cluster=self._cluster)
         try:
             # A search may take seconds, and the event loop has a lease to renew meanwhile.
-            answer = await asyncio.to_thread(answer_placement, request, self._settings, self._counts)
+            return await asyncio.to_thread(answer_placement, request, self._settings, self._site)
         except Refused as refused:
+            self._needless.discard(key)
             self._refusals[key] = str(refused)
-            return
+            if snapshot.plan is None:
+                self._refused[key] = _Refusal(_pod_versions(snapshot), snapshot.now)
+            return None
+
+    async def _read_again(
+        self, snapshot: GangSnapshot, answer: PlacementAnswer, versions: "_ReadVersions"
+    ) -> GangObjects | None:
+        """The gang, if objects that the answer names are others by now. They then count in the cluster.
+
+        The trays of a plan that is checked must be empty of others, so the pods on them are read as well.
+        """
+        key, record, is_check = snapshot.key, snapshot.record, answer.checked is not None
+        trays = record.reserved if is_check and record else planned_trays(answer.actions)
+        turns = asyncio.Semaphore(_MOST_READS)
+
+        async def read(tray: str) -> tuple[Object | None, tuple[Object, ...]]:
+            async with turns:
+                node = await _get_or_none(self._api, NODE, tray, None)
+                on_it = await self._api.list(POD, fields=f"spec.nodeName={tray}") if is_check else None
+                return node, () if on_it is None else on_it.items
+
+        (plan, pods), *found = await asyncio.gather(read_gang(self._api, key), *map(read, trays))
+        news = versions.update(GANG_PLAN, key.namespace, [(key.name, plan)])
+        news += versions.update(
+            NODE, None, [(tray, node) for tray, (node, _) in zip(trays, found, strict=True)]
+        )
+        there = {(namespace_of(pod), name_of(pod)): pod for _, on_it in found for pod in on_it}
+        own = {member.name: None for member in snapshot.members} | {name_of(pod): pod for pod in pods}
+        for pod in there.values():
+            news += versions.update(POD, namespace_of(pod), [(name_of(pod), pod)])
+        news += versions.update(POD, key.namespace, own.items())
+        # The taint of a plan that the cache does not show yet: its gang has the tray.
+        plans = {record.uid for record in self._cluster.records}
+        is_foreign = any(
+            uid not in plans for node, _ in found if node is not None for uid in reserving_plans(node)
+        )
+        return self._caches.objects(plan, pods) if news or is_foreign else None
+
+    async def _execute(self, snapshot: GangSnapshot, answer: PlacementAnswer) -> None:
         if answer.checked is not None:
-            self._checked[key] = answer.checked
+            self._checked[snapshot.key] = answer.checked
         for action in answer.actions:
             written = await execute_write(self._api, action)
             if written is not None and action.kind == GANG_PLAN:
-                records[key] = read_record(written)
+                # The next gang of this pass must not take its trays.
+                self._caches.note_record(read_record(written))
+                self._cluster = replace(self._cluster, records=self._caches.records())
         self._acted(answer.actions)
+
+
+class _ReadVersions:
+    """The versions of objects that the decisions about one gang rest on: cached ones, or those read since."""
+
+    def __init__(self, caches: GangCaches, snapshot: GangSnapshot) -> None:
+        self._caches = caches
+        self._known: dict[tuple[ResourceKind, str | None, str], _Version | None] = {
+            (POD, member.namespace, member.name): _version_of_member(member) for member in snapshot.members
+        }
+
+    def update(
+        self, kind: ResourceKind, namespace: str | None, read: Iterable[tuple[str, Object | None]]
+    ) -> int:
+        """Take in objects that were read now, by name. Returns the number of those that have changed."""
+        changed = 0
+        for name, obj in read:
+            key = kind, namespace, name
+            known = self._known[key] if key in self._known else _version(self._caches.at(*key))
+            if known != _version(obj):
+                changed += 1
+                self._known[key] = _version(obj)
+                if kind != GANG_PLAN and obj is not None:
+                    self._caches.feed.take(kind, obj)
+                elif kind != GANG_PLAN and known is not None:
+                    self._caches.feed.drop(kind, known[0])
+        return changed
+
+
+_Version = tuple[str, str]
+"""UID and resourceVersion."""
+
+
+def _version(obj: Object | None) -> _Version | None:
+    return None if obj is None else (uid_of(obj), version_of(obj))
+
+
+def _version_of_member(member: GangMember) -> _Version:
+    return member.uid, member.pod.metadata.resource_version or ""
+
+
+def _pod_versions(snapshot: GangSnapshot) -> frozenset[_Version]:
+    return frozenset(map(_version_of_member, snapshot.members))
 
 
 def _placement_order(snapshot: GangSnapshot) -> tuple[int, float, GangKey]:

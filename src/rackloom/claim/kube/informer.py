@@ -15,7 +15,7 @@ from contextlib import aclosing
 from functools import partial
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError, NotFound, WatchEvent
-from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, Indexer, Object, ResourceKind
+from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, Indexer, Object, ResourceKind, uid_of
 
 # The indexed cache: lookups never scan.
 
@@ -230,6 +230,9 @@ class Informer:
 
     def _put(self, obj: Object) -> None:
         before = self.cache.put(obj)
+        if before is not None and uid_of(before) != uid_of(obj):
+            # Another object took the name while no watch ran, and the watch will not show its deletion.
+            self._notify(before)
         if before is None or _version(before) != _version(obj):
             self._notify(obj)
 
@@ -318,6 +321,10 @@ class CacheSet:
     def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
         """The objects that an index has under a value."""
         return [obj for informer in self._informers[kind] for obj in informer.cache.find(index, value)]
+
+    def follows(self, kind: ResourceKind) -> bool:
+        """Whether there is an informer of a kind."""
+        return kind in self._informers
 
     def all(self, kind: ResourceKind) -> Iterator[Object]:
         """All objects of a kind. For sweeps and counts only, since it scans."""

@@ -347,6 +347,7 @@ class PodMetadata(ApiStruct, frozen=True, kw_only=True):
     generate_name: str | None = None
     namespace: str | None = None
     uid: str = ""
+    resource_version: str | None = None
     creation_timestamp: str | None = None
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None

@@ -1,13 +1,18 @@
-"""The fields of objects that a snapshot reads: a service that follows a large cluster keeps only these.
+"""The fields of objects that are read: a service that follows a large cluster keeps only these.
 
 Images of nodes, environments of pods and field ownership are most of the data of a cluster. `project_object`
-drops them. Projecting a projection changes nothing. An object that cannot be read is kept whole, so that it
-is named with the same reason as in a reading of whole objects.
+keeps what a snapshot shows, `project_for_control` what the controllers decide from. Projecting a projection
+changes nothing. An object that cannot be read is kept whole, so that it is named with the same reason as in a
+reading of whole objects.
 
-`_FIELDS` declares the fields. A new field that a snapshot reads belongs there.
+`_FIELDS` and `_CONTROL_FIELDS` declare the fields. A new field that is read belongs there.
+
+Most objects of a cluster are written alike. The controllers keep one copy of equal labels, containers,
+tolerations and attributes of devices.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -114,6 +119,73 @@ def project_object(kind: ResourceKind, obj: Object) -> Object | None:
         return _project(obj, _FIELDS[kind])
     metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
     return {**obj, "metadata": metadata}
+
+
+_CONTAINER_FIELDS = (lambda _: True, _whole("name", "resources", "restartPolicy", "ports"))
+_CONTROL_FIELDS: Mapping[ResourceKind, _Fields] = {
+    NODE: {
+        **_whole("apiVersion", "kind", "metadata"),
+        "spec": _whole("taints", "unschedulable", "podCIDR", "podCIDRs"),
+        "status": {
+            **_whole("allocatable", "capacity", "addresses"),
+            "conditions": _FIELDS[NODE]["status"]["conditions"],
+        },
+    },
+    POD: {
+        **_whole("apiVersion", "kind", "metadata"),
+        "spec": {
+            **_whole("nodeName", "schedulingGates", "resourceClaims", "affinity", "nodeSelector", "priority"),
+            **_whole("tolerations", "topologySpreadConstraints", "resources", "overhead", "hostNetwork"),
+            **_whole("priorityClassName", "preemptionPolicy"),
+            **dict.fromkeys(("containers", "initContainers"), _CONTAINER_FIELDS),
+        },
+        "status": {
+            **_whole("phase", "podIP", "resourceClaimStatuses", "extendedResourceClaimStatus"),
+            "conditions": (lambda _: True, _whole("type", "status", "reason", "message")),
+        },
+    },
+}
+_READ_PREFIXES = ("rackloom.dev/", "resource.kubernetes.io/", "topology.slinky.slurm.net/")
+"""Of the annotations that are read."""
+
+
+def project_for_control(kind: ResourceKind, obj: Object) -> Object:
+    """The part of an object that the controllers read, in the form of the whole."""
+    if kind in (*_CONTROL_FIELDS, RESOURCE_SLICE) and find_fault(kind, obj) is not None:
+        return obj
+    if kind in _CONTROL_FIELDS:
+        obj = _project(obj, _CONTROL_FIELDS[kind])
+        for part in filter(None, (obj.get("spec"), obj.get("status"))):
+            part.update({key: _shared(value) for key, value in part.items()})
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
+    if kind in _CONTROL_FIELDS and "annotations" in metadata:
+        written = metadata["annotations"].items()
+        metadata["annotations"] = {key: value for key, value in written if key.startswith(_READ_PREFIXES)}
+    metadata |= {key: _shared(value) for key, value in metadata.items()}
+    if kind != RESOURCE_SLICE:
+        return {**obj, "metadata": metadata}
+    devices = [
+        {key: _with_shared_values(value) for key, value in device.items()}
+        for device in obj["spec"].get("devices") or ()
+    ]
+    return {**obj, "metadata": metadata, "spec": {**obj["spec"], "devices": devices}}
+
+
+_MOST_SHARED = 1 << 14
+
+
+def _shared(value: Any) -> Any:
+    """An equal value that other objects have as well. It must not be changed."""
+    return _decoded(msgspec.json.encode(value)) if isinstance(value, dict | list) else value
+
+
+def _with_shared_values(value: Any) -> Any:
+    return {key: _shared(part) for key, part in value.items()} if isinstance(value, dict) else _shared(value)
+
+
+@lru_cache(_MOST_SHARED)
+def _decoded(encoded: bytes) -> Any:
+    return msgspec.json.decode(encoded)
 
 
 def _project(value: JsonMapping, fields: _Fields) -> Object:

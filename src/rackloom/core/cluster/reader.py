@@ -42,7 +42,7 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, is_resource_claimed, pod_owner
 from rackloom.core.cluster.scheduling import node_amounts, requested_devices
-from rackloom.core.cluster.state import ClusterState, TrayHold, Unreadable
+from rackloom.core.cluster.state import BoundPods, ClusterState, TrayHold, Unreadable
 from rackloom.errors import Refused
 
 K = TypeVar("K")
@@ -101,6 +101,8 @@ class ClusterReader:
         # Nodes by name.
         self._nodes: dict[str, NodeObject] = {}
         self._gpus: dict[str, NodeGpus] = {}
+        # Bound pods that have not ended, by node.
+        self._bound: dict[str, dict[ObjectKey, PodObject]] = defaultdict(dict)
         # Claims, and holds by pod and by claim.
         self._claims: dict[ObjectKey, ClaimShape] = {}
         self._pod_holds: dict[ObjectKey, TrayHold] = {}
@@ -110,6 +112,7 @@ class ClusterReader:
         self._claims_of_pool: dict[str, set[ObjectKey]] = defaultdict(set)
         # Facts to find again.
         self._changed_pools: set[str] = set()
+        self._changed_nodes: set[str] = set()
         self._changed_claims: set[ObjectKey] = set()
 
     # Changes.
@@ -193,14 +196,19 @@ class ClusterReader:
     def _read_pod(self, key: ObjectKey, pod: PodObject) -> None:
         # Most pods of a cluster have no GPUs. Their owners matter only to claims.
         gpus = counted_gpus(pod, self._labels)
-        if gpus and is_bound_pod(pod):
-            self._pod_holds[key] = pod_hold(pod, self._labels, gpus)
-            self._has_changed_holds = True
+        if is_bound_pod(pod):
+            self._bound[pod.node][key] = pod
+            self._changed_nodes.add(pod.node)
+            if gpus:
+                self._pod_holds[key] = pod_hold(pod, self._labels, gpus)
+                self._has_changed_holds = True
         self._mark_claims_of(pod)
 
     def _forget_pod(self, key: ObjectKey, pod: PodObject) -> None:
         if self._pod_holds.pop(key, None) is not None:
             self._has_changed_holds = True
+        if self._bound.get(pod.node, {}).pop(key, None) is not None:
+            self._changed_nodes.add(pod.node)
         self._mark_claims_of(pod)
 
     def _mark_claims_of(self, pod: PodObject) -> None:
@@ -237,6 +245,8 @@ class ClusterReader:
             last = replace(last, nodes=tuple(nodes.objects.values()), gpus=self._gpus.copy())
         if POD in self._changed:
             last = replace(last, pods=tuple(pods.objects.values()))
+        if self._changed_nodes:
+            last = replace(last, bound=self._settle_bound(last.bound))
         if self._changed_claims:
             self._settle_claims()
             last = replace(
@@ -282,6 +292,17 @@ class ClusterReader:
                 self._gpus[name] = node_gpus(self._nodes[name], self._labels.gpu, self._counts[name])
             if not self._counts[name]:
                 del self._counts[name]
+
+    def _settle_bound(self, last: BoundPods) -> BoundPods:
+        bound = dict(last)
+        for name in self._changed_nodes:
+            if self._bound[name]:
+                bound[name] = self._bound[name].copy()
+            else:
+                del self._bound[name]
+                bound.pop(name, None)
+        self._changed_nodes.clear()
+        return bound
 
     def _settle_claims(self) -> None:
         pods = self._kinds[POD].objects

@@ -6,6 +6,7 @@ decisions read: a site has many.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -52,6 +53,10 @@ class Unreadable(msgspec.Struct, frozen=True):
         return f"{self.title} is left out: {self.reason}"
 
 
+BoundPods = Mapping[str, Mapping[Any, PodObject]]
+"""Bound pods that have not ended, by node and by a key of the pod."""
+
+
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one reading. Objects that could not be read are in `unreadable` alone."""
 
@@ -59,6 +64,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeObject, ...] = ()
     pods: tuple[PodObject, ...] = ()
     claims: tuple[JsonMapping, ...] = ()
+    bound: BoundPods = {}
     gpus: Mapping[str, NodeGpus] = {}
     """By node."""
     published: PublishedDevices = {}

@@ -33,6 +33,7 @@ from rackloom.core.cluster.objects import ObjectWrite, list_names
 from rackloom.core.cluster.scheduling import Thousandths
 from rackloom.core.cluster.trays import (
     Gang,
+    GangGroup,
     GangPlan,
     MemberAssignment,
     PlacementSite,
@@ -55,10 +56,12 @@ from rackloom.core.gangs.snapshot import (
     record_plan,
     withdraw_plan,
 )
-from rackloom.core.gangs.trays import TrayCountCache, site_for_members, site_with_rooms
+from rackloom.core.gangs.trays import SiteCache, site_for_members, site_with_rooms
 from rackloom.core.place.gang_fixes import gang_refusal
 from rackloom.core.place.gang_planner import NodeUse, plan_or_refuse, scarcity, with_node_resources
 from rackloom.core.place.job_moves import replace_member
+from rackloom.core.place.search.site_view import SiteCapacity, SiteView
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 # Spare trays.
@@ -258,51 +261,73 @@ class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The plan whose trays were found empty of others."""
 
 
-def answer_placement(
-    snapshot: GangSnapshot, settings: GangSettings, counts: TrayCountCache
-) -> PlacementAnswer:
+def answer_placement(snapshot: GangSnapshot, settings: GangSettings, cache: SiteCache) -> PlacementAnswer:
     """Place a gang, check its reserved trays, or repair its plan. Raises Refused."""
     record = snapshot.record
     if record is None or record.gang is None or record.plan is None:
-        return PlacementAnswer(actions=(place_gang(snapshot, settings, counts),))
+        return PlacementAnswer(actions=(place_gang(snapshot, settings, cache),))
     # A pod that cannot be bound may have gained node rules since it was planned.
     own = [pod_terms(member) for member in snapshot.ungated if member.is_unschedulable]
-    kinds = claims_by_kind(snapshot, record.gang)
+    kinds = claims_by_kind(snapshot, record.gang, cache)
     terms = [*(group.terms for group in record.gang.groups), *own]
-    usable = site_for_members(snapshot, terms, claimed=claim_gpus(kinds))
-    site = site_with_rooms(snapshot, usable, kinds, counts)
+    usable = site_for_members(snapshot, terms, cache, claimed=claim_gpus(kinds))
+    site = site_with_rooms(snapshot, usable, kinds, cache)
     # Once a pod was ungated, or a tray is lost, the plan is repaired. Before that it is checked.
     if snapshot.ungated or snapshot.lost(settings.lost_after):
         return PlacementAnswer(actions=repair_gang(snapshot, site, settings))
     # Another pod may have been bound to a reserved tray before the taint took effect.
     resources = member_resources(snapshot)
     are_free = all(_why_no_room(site, snapshot, tray, resources) is None for tray in record.reserved)
-    if are_free and is_still_requested(placement_request(snapshot), record.gang, record.plan):
+    if are_free and is_still_requested(placement_request(snapshot, cache), record.gang, record.plan):
         return PlacementAnswer(checked=record.plan)
     return PlacementAnswer(actions=(withdraw_plan(record),))
 
 
-def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCountCache) -> ObjectWrite:
+def place_gang(snapshot: GangSnapshot, settings: GangSettings, cache: SiteCache) -> ObjectWrite:
     """Plan a gang whose members all exist. Raises Refused."""
     assert snapshot.record is not None  # noqa: S101 (only recorded gangs ask)
-    request = placement_request(snapshot)
+    request = placement_request(snapshot, cache)
     gang = request.gang
-    site = site_with_rooms(snapshot, request.site, request.kinds, counts)
-    # Tray sizes are capped, so that no second member fits on a tray that one takes whole.
-    if request.whole:
-        most = max(group.gpus for group in gang.groups if group.name in request.whole)
-        site = site.with_trays(lambda tray: replace(tray, gpus=min(tray.gpus, most)))
-    templates = {name for member in snapshot.living for name in member.pod.templates}
-    allowed = spare_room(snapshot.key, templates, snapshot.cluster, settings.max_spares)
     resources = member_resources(snapshot)
 
-    def search(searched: PlacementSite, asked: Gang) -> GangPlan:
+    def prepare() -> tuple[PlacementSite, PlacementSite, SiteView, Gang]:
+        site = site_with_rooms(snapshot, request.site, request.kinds, cache)
+        # Tray sizes are capped, so that no second member fits on a tray that one takes whole.
+        if request.whole:
+            most = max(group.gpus for group in gang.groups if group.name in request.whole)
+            site = site.with_trays(lambda tray: replace(tray, gpus=min(tray.gpus, most)))
+        # With the first site, whose identity is a part of the key.
+        return request.site, site, *bounded(site, gang)
+
+    def bounded(site: PlacementSite, asked: Gang) -> tuple[SiteView, Gang]:
         # The trays have to carry the members by CPU, memory and the like too.
         if resources.use is not None:
-            searched, asked = with_node_resources(searched, asked, resources.requests, resources.use)
-        return plan_or_refuse(searched, asked, gang_refusal)
+            site, asked = with_node_resources(site, asked, resources.requests, resources.use)
+        return SiteView.of(site), asked
 
-    plan = plan_within_spare_limit(allowed, gang, partial(search, site))
+    # A gang that holds nothing yet meets the same site as any other of its namespace that asks for the same.
+    holds = {member.node for member in snapshot.living} != {None}
+    demand = (
+        *(snapshot.key if holds else snapshot.key.namespace, msgspec.json.encode(gang.groups)),
+        *(id(request.site), msgspec.json.encode((request.kinds, request.whole, resources.requests))),
+    )
+    _, site, view, with_kinds = cache.shared(snapshot.cluster, demand, prepare)
+    templates = {name for member in snapshot.living for name in member.pod.templates}
+    allowed = spare_room(snapshot.key, templates, snapshot.cluster, settings.max_spares)
+
+    def search(searched: SiteView, groups: tuple[GangGroup, ...], asked: Gang) -> GangPlan:
+        return plan_or_refuse(searched, replace(asked, groups=groups), refuse)
+
+    def refuse(capacity: SiteCapacity, asked: Gang, budget: SearchBudget) -> Refused:
+        # The name of the gang is the first word of the reason. All else is that of gangs with this demand.
+        first, _, found = cache.shared(
+            snapshot.cluster,
+            (*demand, id(capacity.view), msgspec.json.encode(replace(asked, name=""))),
+            lambda: (asked.name, capacity.view, gang_refusal(capacity, asked, budget)),
+        )
+        return Refused(asked.name + found.reason.removeprefix(first), nearest_fix=found.nearest_fix)
+
+    plan = plan_within_spare_limit(allowed, gang, partial(search, view, with_kinds.groups))
     try:
         plan = seat_helpers(plan, gang, site, resources)
     except Refused as refused:
@@ -310,8 +335,8 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCount
         # closed to helpers, or have too little for one beside another member, are closed to all. If that
         # finds nothing either, the first refusal is the one that helps.
         try:
-            opened = _open_to_helpers(site, gang, resources)
-            plan = plan_within_spare_limit(allowed, gang, partial(search, opened))
+            opened, with_kinds = bounded(_open_to_helpers(site, gang, resources), gang)
+            plan = plan_within_spare_limit(allowed, gang, partial(search, opened, with_kinds.groups))
             plan = seat_helpers(plan, gang, site, resources)
         except Refused:
             raise refused from None

@@ -53,7 +53,7 @@ from rackloom.core.cluster.trays import (
 )
 from rackloom.core.gangs.slots import remaining_spec
 from rackloom.core.gangs.snapshot import ClusterLists, GangSnapshot
-from rackloom.core.gangs.trays import MemberClaims, label_keys, site_for_members, two_of_each_class
+from rackloom.core.gangs.trays import MemberClaims, SiteCache, label_keys, site_for_members, two_of_each_class
 from rackloom.errors import Refused
 
 SPLIT_GROUP_FIX = "give those that differ a group of their own (label rackloom.dev/gang-group)"
@@ -74,6 +74,11 @@ def claim_specs(cluster: ClusterLists, namespace: str) -> ClaimSpecs:
         for obj in objects
         if namespace_of(obj) == namespace
     }
+
+
+def _shared_specs(snapshot: GangSnapshot, cache: SiteCache) -> ClaimSpecs:
+    cluster, namespace = snapshot.cluster, snapshot.key.namespace
+    return cache.shared(cluster, ("specs", namespace), lambda: claim_specs(cluster, namespace))
 
 
 def _claim_spec(specs: ClaimSpecs, kind: str, name: str) -> ClaimRequest:
@@ -337,31 +342,32 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The site as the members can use it, still without room for claims."""
 
 
-def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
+def placement_request(snapshot: GangSnapshot, cache: SiteCache) -> PlacementRequest:
     """The request of a gang, from its pods. Its trays are reserved whole (`exclusive`). Raises Refused."""
     declared = remaining_spec(snapshot)
     # Each group: its rules for trays, the GPUs of a member, and the claims of a member.
-    specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
+    specs = _shared_specs(snapshot, cache)
     members = {name: _group_members(snapshot, name) for name, _ in declared.sizes}
     terms = group_terms(members)
     demands = {name: group_demand(group, specs) for name, group in members.items()}
     claims = {name: group_claims(group, specs) for name, group in members.items()}
     kinds = {claimed.kind: claimed.claims for claimed in claims.values() if claimed is not None}
-    site = site_for_members(snapshot, terms.values(), claimed=claim_gpus(kinds))
+    site = site_for_members(snapshot, terms.values(), cache, claimed=claim_gpus(kinds))
     # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit. Trays
     # that are closed to such members, or that others hold, say nothing of their size.
-    of_whole = (terms[name] for name, demand in demands.items() if demand.whole)
-    wheres = {term.where for term in of_whole if term is not None}
-    usable = [
-        replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
-        for tray in site.trays
-    ]
-    taken = {hold.tray for hold in site.holds if hold.owner != snapshot.key.full_name}
-    together = sum(size for name, size in declared.sizes if demands[name].whole)
-    if declared.segment is not None:
-        together = min(declared.segment, together)
-    most = max((demand.gpus for demand in demands.values()), default=0)
-    whole_gpus = whole_tray_gpus(usable, together, most, taken) if together else 0
+    whole_gpus, together = 0, sum(size for name, size in declared.sizes if demands[name].whole)
+    if together:
+        of_whole = (terms[name] for name, demand in demands.items() if demand.whole)
+        wheres = {term.where for term in of_whole if term is not None}
+        usable = [
+            replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
+            for tray in site.trays
+        ]
+        taken = {hold.tray for hold in site.holds if hold.owner != snapshot.key.full_name}
+        if declared.segment is not None:
+            together = min(declared.segment, together)
+        most = max((demand.gpus for demand in demands.values()), default=0)
+        whole_gpus = whole_tray_gpus(usable, together, most, taken)
     # A member of a whole tray counts all GPUs of the tray, so the search puts no second member there.
     groups = []
     for name, size in declared.sizes:
@@ -397,9 +403,9 @@ def is_still_requested(request: PlacementRequest, recorded: Gang, plan: GangPlan
     return asked == recorded and all(members == 1 for members in per_tray.values())
 
 
-def claims_by_kind(snapshot: GangSnapshot, gang: Gang) -> dict[str, MemberClaims]:
+def claims_by_kind(snapshot: GangSnapshot, gang: Gang, cache: SiteCache) -> dict[str, MemberClaims]:
     """What each member of a placed gang claims, by the kinds of its record. Raises Refused."""
-    specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
+    specs = _shared_specs(snapshot, cache)
     kinds = {}
     for group in gang.groups:
         if group.devices is not None:

@@ -12,16 +12,13 @@ Releasing removes the taint of one plan and no other.
 A `GangSnapshot` holds the GangPlan, the member pods, the nodes of the plan and every node that carries
 its taint, competing plans on the same nodes, what the owners of the pods report, and the last result of
 the placement search. It describes one moment and never changes. `take_snapshot` reads `GangObjects`. They
-come from three places: the informer caches; the caches with plan and pods read again from the API server,
-before anything is released or deleted (a stale cache would undo what another leader has done since); and
-fresh lists, for one placement pass. Nodes need no second read: a write to a node fails if the node has
-changed.
+come from the informer caches. Plan and pods are read again from the API server before anything is released,
+deleted or planned: a stale cache would undo what another leader has done since.
 
 A competing plan is one whose taint is on a node of this plan, because two controllers wrote at the same
 time. A plan that was withdrawn removes its taints by itself and does not compete.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -37,11 +34,9 @@ from rackloom.core.cluster.gang_objects import (
     GangMember,
     GangSpec,
     TrayNode,
-    gang_key_of,
     read_gang_spec,
     read_member,
     read_tray_node,
-    reserving_plans,
 )
 from rackloom.core.cluster.gang_owners import OwnerWorkloads
 from rackloom.core.cluster.nodes import Taint
@@ -52,6 +47,7 @@ from rackloom.core.cluster.objects import (
     CreateObject,
     DeleteObject,
     Object,
+    ObjectWrite,
     PatchObject,
     conditions_of,
     created_at,
@@ -85,8 +81,8 @@ class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     was ungated is withdrawn when pods are missing for so long. For the last pods of a Job, its longest
     back-off is added."""
     again: float = 15.0
-    """Between two attempts to place a gang that does not fit, since pods of others end without an event here.
-    Also the shortest time between two reads of the owners of its pods."""
+    """Between two attempts to repair a plan, and the shortest time between two reads of the owners of pods. A
+    gang that does not fit is placed again when the cluster offers more."""
     max_spares: int = 8
     """Spare trays that all gangs of a namespace may keep together. No ResourceQuota counts them, since no pod
     runs on them."""
@@ -255,6 +251,14 @@ def close_record(record: GangRecord) -> tuple[PatchObject, DeleteObject]:
     )
 
 
+def planned_trays(writes: Iterable[ObjectWrite]) -> tuple[str, ...]:
+    """The trays of the plans that writes record."""
+    patches = (write.patch for write in writes if isinstance(write, PatchObject) and write.kind == GANG_PLAN)
+    specs = (msgspec.convert(patch, _RecordObject).spec or {} for patch in patches)
+    plans = (msgspec.convert(spec["plan"], GangPlan) for spec in specs if spec.get("plan"))
+    return tuple(tray for plan in plans for tray in _reserved_trays(plan))
+
+
 def _reserved_trays(plan: GangPlan) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*plan.trays, *plan.spares)))
 
@@ -334,7 +338,7 @@ class OwnerCheck(msgspec.Struct, frozen=True):
 
 
 class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
-    """Fresh lists of everything that bears on a placement, and what is derived from them once per pass."""
+    """Everything that bears on a placement, and what `trays.follow_lists` derives from it once per pass."""
 
     nodes: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
@@ -471,34 +475,6 @@ class GangObjects(msgspec.Struct, frozen=True, kw_only=True):
     """By UID of a GangPlan, the nodes that carry its taint."""
     plans: Mapping[str, Object] = msgspec.field(default_factory=dict)
     """By UID: at least the GangPlans whose taint is on a node of the plan."""
-
-
-def objects_by_gang(
-    plans: Iterable[Object], pods: Iterable[Object], nodes: Iterable[Object]
-) -> dict[GangKey, GangObjects]:
-    """The objects of every gang, from lists of the whole cluster."""
-    # A gang is known by its GangPlan, by its pods, or by both: one outlives the other at each end.
-    plans_by_uid = {uid_of(plan): plan for plan in plans}
-    plan_of = {read_record(plan).key: plan for plan in plans_by_uid.values()}
-    nodes_by_name = {name_of(node): node for node in nodes}
-    pods_of: dict[GangKey, list[Object]] = defaultdict(list)
-    reserved: dict[str, list[Object]] = defaultdict(list)
-    for pod in pods:
-        if (key := gang_key_of(pod)) is not None:
-            pods_of[key].append(pod)
-    for node in nodes_by_name.values():
-        for uid in reserving_plans(node):
-            reserved[uid].append(node)
-    return {
-        key: GangObjects(
-            plan=plan_of.get(key),
-            pods=tuple(pods_of.get(key, ())),
-            nodes=nodes_by_name,
-            reserved=reserved,
-            plans=plans_by_uid,
-        )
-        for key in plan_of.keys() | pods_of.keys()
-    }
 
 
 def take_snapshot(objects: GangObjects, key: GangKey, now: float) -> GangSnapshot:

@@ -4,7 +4,7 @@ A tray is a node with GPUs, as `core.cluster` reads it. Its GPU count depends on
 GPUs. Recorded plans hold trays whole, beside the pods and claims that run.
 
 A tray is closed to members by the state of its node and its taints, by the node rules of the members
-(`site_for_terms`), and by pods that exclude members (`without_conflicting_trays`). The texts become the
+(`site_for_terms`), and by pods that exclude members (`trays_barred_by`). The texts become the
 reasons in a refusal, and so in the status of the GangPlan. Anti-affinity of other jobs' pods counts for any
 topology key, so all nodes of the cluster are read. The node rules of a group are stored in the plan as
 canonical JSON text: equal rules have equal text.
@@ -17,7 +17,8 @@ Owners in other namespaces are anonymised before anything is reported to a gang.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from rackloom.core.cluster.claims import AllocatedDevice, allocated_devices, all
 from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.gang_objects import (
     GANG_TAINT,
+    GangKey,
     GangMember,
     NodeRequirements,
     PodConstraints,
@@ -40,11 +42,12 @@ from rackloom.core.cluster.gang_objects import (
     gang_of,
 )
 from rackloom.core.cluster.nodes import NodeObject, closing_taints, device_names, node_of_slice, slice_pool
-from rackloom.core.cluster.objects import Object, uid_of, version_of
-from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, PodObject, Toleration
+from rackloom.core.cluster.objects import Object, owners_of, uid_of, version_of
+from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, Toleration
 from rackloom.core.cluster.scheduling import (
     TopologyDomains,
     allocator_node,
+    node_amounts,
     selector_keys,
     unmet_requirements,
 )
@@ -61,25 +64,131 @@ from rackloom.core.cluster.trays import (
 )
 from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot
 from rackloom.core.place.claim_capacity import with_claim_capacity
+from rackloom.core.place.gang_planner import NodeUse
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
+
+V = TypeVar("V")
 
 # Trays and their holders.
 
 
-def running_site(state: ClusterState) -> PlacementSite:
+def running_site(
+    state: ClusterState,
+    before: ClusterState = ClusterState(),  # noqa: B008 (a frozen value)
+    last: PlacementSite = PlacementSite(()),  # noqa: B008 (a frozen value)
+) -> PlacementSite:
     """Trays in order of clique and name; holds of running pods and of their claims.
 
     It has no holds of plans, so it is valid for all gangs of one placement pass. Taints are not read, because
-    each group reads them by its terms.
+    each group reads them by its terms. `last` is the site of the state `before`. Trays of nodes that have
+    not changed since are taken from it.
     """
-    site = placement_site(state, tolerations=None)
+    kept = set(map(id, before.nodes))
+    changed, trays = list[NodeObject](), dict[str, PlacementTray]()
+    known = {tray.name: tray for tray in last.trays}
+    for node in state.nodes:
+        name = node.name
+        if id(node) not in kept or state.gpus[name] != before.gpus[name]:
+            changed.append(node)
+        elif name in known:
+            trays[name] = known[name]
+    for tray in placement_site(replace(state, nodes=tuple(changed)), tolerations=None).trays:
+        if tray.gpus:
+            # Most changes of a node do not bear on its tray.
+            trays[tray.name] = known[tray.name] if known.get(tray.name) == tray else tray
     # The search fills trays in this order. A hold on a node without GPUs is of no interest to it.
-    ordered = sorted(
-        (tray for tray in site.trays if tray.gpus), key=lambda tray: (tray.clique or "", tray.name)
+    ordered = tuple(sorted(trays.values(), key=lambda tray: (tray.clique or "", tray.name)))
+    holds = tuple(hold for hold in state.holds if hold.tray in trays)
+    return PlacementSite(ordered, holds)
+
+
+def follow_lists(before: ClusterLists, now: ClusterLists) -> ClusterLists:
+    """The lists of a cluster with what is derived from them.
+
+    `before` is what this returned last. It is returned again if nothing has changed.
+    """
+    if now.state is before.state and _other_objects(now) == _other_objects(before):
+        return before
+    running, use = before.running, before.use
+    if now.state is not before.state or use is None:
+        running = running_site(now.state, before.state, before.running)
+        use = NodeUse(now.state, before=use)
+    return replace(now, running=running, use=use)
+
+
+def _other_objects(lists: ClusterLists) -> tuple[object, ...]:
+    return (
+        *(lists.slices, lists.classes, lists.templates, lists.taint_rules, lists.records),
+        *(lists.planned, lists.spare_quotas),
     )
-    there = {tray.name for tray in ordered}
-    return PlacementSite(tuple(ordered), tuple(hold for hold in site.holds if hold.tray in there))
+
+
+def offers_more(before: ClusterLists, now: ClusterLists) -> bool:
+    """Whether a gang that fitted before nowhere may fit now.
+
+    It errs on the safe side. Pods that come, plans that are written, and heartbeats offer nothing.
+    """
+    if now is before:
+        return False
+    offers = ("slices", "classes", "templates", "taint_rules", "spare_quotas")
+    return (
+        any(getattr(now, field) != getattr(before, field) for field in offers)
+        or now.running.trays != before.running.trays
+        or now.state.gpus != before.state.gpus
+        or not _planned(before) <= _planned(now)
+        or any(_has_nodes_changed(before.state, now.state))
+        or any(_have_pods_gone(before, now))
+        or any(_have_claims_gone(before.state, now.state))
+    )
+
+
+def _planned(lists: ClusterLists) -> set[object]:
+    reserved = {(record.uid, tray) for record in lists.records for tray in record.reserved}
+    return reserved.union(*lists.planned.values())
+
+
+def _has_nodes_changed(before: ClusterState, now: ClusterState) -> Iterator[bool]:
+    """Of each node that is another object: whether it has other labels, taints or amounts."""
+    kept = set(map(id, now.nodes))
+    old = {node.name: node for node in before.nodes if id(node) not in kept}
+    kept = set(map(id, before.nodes))
+    for node in now.nodes:
+        if id(node) not in kept:
+            last = old.get(node.name)
+            yield last is None or _bearing(node) != _bearing(last)
+
+
+def _bearing(node: NodeObject) -> object:
+    return node.labels, node.taints, node_amounts(node)
+
+
+def _have_pods_gone(before: ClusterLists, now: ClusterLists) -> Iterator[bool]:
+    """Of each pod on a tray, or with required anti-affinity: whether it is gone, or has other labels."""
+    trays = {tray.name for tray in before.running.trays}
+    for name, pods in before.state.bound.items():
+        left = now.state.bound.get(name, {})
+        if left is not pods:
+            for key, pod in pods.items():
+                if name in trays or pod.spec.apart:
+                    yield key not in left or left[key].labels != pod.labels
+
+
+def _have_claims_gone(before: ClusterState, now: ClusterState) -> Iterator[bool]:
+    """Of each claim: whether it has other devices, or came with a name that pods may refer to."""
+    if now.claims is before.claims:
+        return
+    old = {uid_of(claim): claim for claim in before.claims}
+    for claim in now.claims:
+        last = old.pop(uid_of(claim), None)
+        if last is not claim:
+            devices = None if last is None else allocated_devices(last)
+            yield (
+                not owners_of(claim)
+                if last is None
+                else bool(devices) and devices != allocated_devices(claim)
+            )
+    yield bool(old)
 
 
 def with_reservations(
@@ -150,32 +259,34 @@ def _read_requirements(text: str) -> NodeRequirements:
         ) from error
 
 
-def without_conflicting_trays(
-    site: PlacementSite,
+def trays_barred_by(
     members: Iterable[GangMember],
-    pods: Iterable[PodObject],
+    theirs: Callable[[bool], Sequence[tuple[str, PodConstraints]]],
     nodes: Iterable[NodeObject],
-) -> PlacementSite:
-    """The site without trays on which a pod of another job and members exclude each other.
+) -> frozenset[str]:
+    """Trays on which a pod of another job and members exclude each other.
 
-    `nodes` are all nodes of the cluster: a pod on any of them may exclude members from its clique or zone.
+    `theirs` gives the bound pods of others: all of them, or those with required anti-affinity. `nodes` are
+    all nodes of the cluster: a pod on any of them may exclude members from its clique or zone.
     """
     mine = [member.constraints for member in members]
     # A pod without anti-affinity bears on members only if one of them keeps away from pods.
-    are_selective = any(pod.identity.apart or pod.ports for pod in mine)
-    theirs = constraints_of_bound(pods, all_pods=are_selective)
+    others = theirs(any(pod.identity.apart or pod.ports for pod in mine))
+    if not others:
+        return frozenset()
     # Members of one class conflict with the same pods, so two of each class stand for all.
-    classes = two_of_each_class(mine, set(label_keys([*mine, *(pod for _, pod in theirs)])))
+    classes = two_of_each_class(mine, set(label_keys([*mine, *(pod for _, pod in others)])))
     # A term by zone or clique keeps members off all nodes around the pod, not only off its node.
     domains = TopologyDomains(nodes)
-    barred = {
+    return frozenset(
         tray
-        for node, other in theirs
+        for node, other in others
         for pod in classes
         for tray in domains.around(node, pod.barred_by(other))
-    }
-    if not barred:
-        return site
+    )
+
+
+def _without_barred(site: PlacementSite, barred: Collection[str]) -> PlacementSite:
     return site.with_trays(
         lambda tray: (
             replace(tray, shut="; ".join(filter(None, (tray.shut, _KEPT_AWAY))))
@@ -287,6 +398,34 @@ class TrayCountCache:
         return site.with_trays(lambda tray: replace(tray, rooms=rooms[tray.name]))
 
 
+_MOST_SITES = 16
+"""Values of one cluster that are kept, sites among them."""
+
+
+class SiteCache(TrayCountCache):
+    """What the gangs of a placement pass share: gangs that ask for the same meet the same site.
+
+    The counts of members outlast a change of the cluster, all else goes with it. For one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of: ClusterLists | None = None
+        self._shared: dict[Hashable, Any] = {}
+
+    def shared(self, cluster: ClusterLists, key: Hashable, compute: Callable[[], V]) -> V:
+        """The value of a key on this cluster. The key has everything else that decides the value."""
+        if cluster is not self._of:
+            self._of = cluster
+            self._shared.clear()
+        if key not in self._shared:
+            if len(self._shared) >= _MOST_SITES:
+                self._shared.clear()
+            self._shared[key] = compute()
+        value: V = self._shared[key]
+        return value
+
+
 # The devices of each tray, less what others hold.
 
 
@@ -384,7 +523,11 @@ def _object_version(obj: Object) -> object:
 
 
 def site_for_members(
-    snapshot: GangSnapshot, terms: Iterable[PlacementTerms | None], *, claimed: bool = False
+    snapshot: GangSnapshot,
+    terms: Iterable[PlacementTerms | None],
+    cache: SiteCache,
+    *,
+    claimed: bool = False,
 ) -> PlacementSite:
     """The site as its living members with these terms can use it, with all reservations. Raises Refused.
 
@@ -392,32 +535,65 @@ def site_for_members(
 
     It names the owners of all holds, so it is for the search and never for a message to the gang.
     """
-    cluster = snapshot.cluster
-    others = (pod for pod in cluster.state.pods if gang_of(pod) != snapshot.key)
-    nodes = {node.name: node for node in cluster.state.nodes}
-    site = with_reservations(cluster.running, cluster.records, _plans_of_others(snapshot))
+    cluster, terms = snapshot.cluster, tuple(terms)
+    wheres = tuple(dict.fromkeys("" if term is None else term.where for term in terms))
+    nodes = cache.shared(cluster, "nodes", lambda: {node.name: node for node in cluster.state.nodes})
+
+    def bound_pods(all_pods: bool) -> Sequence[tuple[str, PodConstraints]]:
+        found = cache.shared(
+            cluster, ("pods", all_pods), lambda: _constraints_by_gang(cluster.state, all_pods)
+        )
+        return [(node, pod) for gang, node, pod in found if gang != snapshot.key]
+
+    barred = trays_barred_by(snapshot.living, bound_pods, cluster.state.nodes)
     # A node may offer another number of GPUs by limits than by claims (`NodeGpus`).
     counted, gpus = any(member.gpus for member in snapshot.living), cluster.state.gpus
-    site = site.with_trays(
-        lambda tray: replace(tray, gpus=gpus[tray.name].usable(counted=counted, claimed=claimed))
+
+    def open_trays() -> tuple[PlacementTray, ...]:
+        site = PlacementSite(cluster.running.trays).with_trays(
+            lambda tray: replace(tray, gpus=gpus[tray.name].usable(counted=counted, claimed=claimed))
+        )
+        return site_for_terms(_without_barred(site, barred), terms, nodes).trays
+
+    own = _own_workloads(snapshot).intersection(cluster.planned)
+    return cache.shared(
+        cluster,
+        ("site", wheres, counted, claimed, barred, own),
+        lambda: PlacementSite(
+            cache.shared(cluster, ("trays", wheres, counted, claimed, barred), open_trays),
+            cache.shared(cluster, ("holds", own), lambda: _held(cluster, own)),
+        ),
     )
-    return site_for_terms(
-        without_conflicting_trays(site, snapshot.living, others, nodes.values()), terms, nodes
-    )
+
+
+def _constraints_by_gang(
+    state: ClusterState, all_pods: bool
+) -> list[tuple[GangKey | None, str, PodConstraints]]:
+    """The bound pods that may keep others off, with their gangs and nodes."""
+    pods = [pod for on_node in state.bound.values() for pod in on_node.values()]
+    return [
+        (gang_of(pod), node, constraints)
+        for pod in pods
+        for node, constraints in constraints_of_bound((pod,), all_pods=all_pods)
+    ]
+
+
+def _held(cluster: ClusterLists, own: Collection[tuple[str, str | None]]) -> tuple[TrayHold, ...]:
+    """All holds, but for what is planned for the workloads `own`."""
+    plans = (hold for workload, holds in cluster.planned.items() if workload not in own for hold in holds)
+    return with_reservations(cluster.running, cluster.records, plans).holds
 
 
 def site_with_rooms(
-    snapshot: GangSnapshot, site: PlacementSite, kinds: Mapping[str, MemberClaims], counts: TrayCountCache
+    snapshot: GangSnapshot, site: PlacementSite, kinds: Mapping[str, MemberClaims], cache: SiteCache
 ) -> PlacementSite:
     """The site with the room for claims on each tray, as the gang may see it. Raises Refused."""
     key = snapshot.key
-    site = with_claim_room(site, snapshot.cluster, kinds, key.full_name, counts)
+    site = with_claim_room(site, snapshot.cluster, kinds, key.full_name, cache)
     return PlacementSite(site.trays, without_foreign_names(site.holds, key.namespace))
 
 
-def _plans_of_others(snapshot: GangSnapshot) -> Iterator[TrayHold]:
-    """What is planned for workloads of Kueue, but for the one that the gang came by."""
-    own = {(member.namespace, member.pod.labels.get(KUEUE_WORKLOAD_LABEL)) for member in snapshot.members}
-    for workload, holds in snapshot.cluster.planned.items():
-        if workload not in own:
-            yield from holds
+def _own_workloads(snapshot: GangSnapshot) -> frozenset[tuple[str, str]]:
+    """The workloads of Kueue that the gang came by."""
+    labels = ((member.namespace, member.pod.labels.get(KUEUE_WORKLOAD_LABEL)) for member in snapshot.members)
+    return frozenset((namespace, uid) for namespace, uid in labels if uid is not None)

@@ -19,6 +19,7 @@ Owners of other namespaces have no names in messages.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import msgspec
 from msgspec.structs import replace
@@ -123,6 +124,7 @@ class PlacementPass:
         for workload in workloads:
             for state in ready_checks(workload, names_of_ours):
                 self._promise(workload, state.pod_set_updates)
+        self._site = _site_objects(cluster, self._labels)
         self._gangs = ClusterLists(
             state=self._state,
             records=tuple(map(read_record, cluster.gang_plans)),
@@ -145,11 +147,10 @@ class PlacementPass:
         request = _plan_request(workload, self._labels)
         # If Kueue's topology assignment names domains, only their nodes are planned on.
         domains = [domain.items() for pod_set in workload.pod_sets for domain in pod_set.domains]
-        nodes = tuple(
-            node
-            for node in self._cluster.nodes
-            if not domains or any(domain <= labels_of(node).items() for domain in domains)
-        )
+        found, nodes = self._site, self._site.state.nodes
+        if domains:
+            nodes = tuple(node for node in nodes if any(domain <= node.labels.items() for domain in domains))
+            found = replace(found, state=replace(found.state, nodes=nodes))
         holds_of_gangs = (
             TrayHold(owner=record.key.full_name, tray=tray, gpus=0, is_whole=True)
             for record in self._gangs.records
@@ -157,9 +158,9 @@ class PlacementPass:
             for tray in record.reserved
         )
         reserved = (*self._reserved, *holds_of_gangs)
-        cluster = replace(self._cluster, nodes=nodes)
+        found = replace(found, reserved=reserved, viewer=workload.namespace)
         try:
-            attempt, planner, report = self._report(cluster, job, request, reserved, workload.namespace)
+            attempt, planner, report = self._report(found, job, request)
         except Refused as refused:
             blocked: str | None = str(refused)
         else:
@@ -207,15 +208,9 @@ class PlacementPass:
             self._promised[workload.uid] = PromisedSpares(gang, spares, named)
 
     def _report(
-        self,
-        cluster: KueueCluster,
-        job: Job,
-        request: PlanRequest,
-        reserved: Sequence[TrayHold],
-        viewer: str,
+        self, found: SiteObjects, job: Job, request: PlanRequest
     ) -> tuple[TopologyAttempt, SitePlanner, PlacementReport]:
-        """How a job goes on the nodes of a cluster. Raises Refused."""
-        found = _site_objects(cluster, self._labels, reserved, viewer)
+        """How a job goes on the nodes of a site. Raises Refused."""
         classes = PriorityClasses((), are_all_known=False)
 
         def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
@@ -230,14 +225,20 @@ class PlacementPass:
         attempts = topology_attempts(job_topology(job), request, self._state.nodes)
         return first_that_fits(attempts, plan)
 
-    def _why_never(self, workload: KueueWorkload, job: Job, request: PlanRequest) -> str | None:
-        """Why a job fits on no state of this site, or None if it may fit some day."""
+    @cached_property
+    def _best(self) -> SiteObjects | None:
+        """The site empty and open. None if it may have more than it shows."""
         cluster = self._cluster
         if _is_unsettled(cluster, self._labels):
             return None
-        best = replace(
-            cluster, nodes=tuple(map(opened_node, cluster.nodes)), pods=(), claims=(), taint_rules=()
-        )
+        opened = tuple(map(opened_node, cluster.nodes))
+        best = replace(cluster, nodes=opened, pods=(), claims=(), taint_rules=())
+        return _site_objects(best, self._labels)
+
+    def _why_never(self, workload: KueueWorkload, job: Job, request: PlanRequest) -> str | None:
+        """Why a job fits on no state of this site, or None if it may fit some day."""
+        if self._best is None:
+            return None
         # Labels can be added to nodes, so no rule about them counts.
         groups = (
             replace(
@@ -248,18 +249,15 @@ class PlacementPass:
             for group in job.groups
         )
         try:
-            _, _, report = self._report(
-                best, replace(job, groups=tuple(groups)), request, (), workload.namespace
-            )
+            best = replace(self._best, viewer=workload.namespace)
+            _, _, report = self._report(best, replace(job, groups=tuple(groups)), request)
         except Refused:
             return None
         (answer,) = report.jobs
         return answer.blocked if answer.plan is None else None
 
 
-def _site_objects(
-    cluster: KueueCluster, labels: SchedulerLabels, reserved: Sequence[TrayHold], viewer: str
-) -> SiteObjects:
+def _site_objects(cluster: KueueCluster, labels: SchedulerLabels) -> SiteObjects:
     """The cluster as the planner takes it."""
     state = read_state(cluster.nodes, cluster.pods, cluster.claims, cluster.slices, labels)
     devices = DraDevices(
@@ -273,7 +271,7 @@ def _site_objects(
         ),
         owners=owners_of_claims(state),
     )
-    return SiteObjects(state=state, devices=devices, reserved=tuple(reserved), viewer=viewer)
+    return SiteObjects(state=state, devices=devices)
 
 
 def _plan_text(placed: PlacedJob) -> str:

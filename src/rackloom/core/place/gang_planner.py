@@ -31,7 +31,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from rackloom.core.allocate.quantity import in_binary_units
-from rackloom.core.cluster.pods import PodObject, is_bound_pod, pod_owner
+from rackloom.core.cluster.pods import pod_owner
 from rackloom.core.cluster.scheduling import (
     CPU_RESOURCE,
     MEMORY_RESOURCE,
@@ -257,16 +257,26 @@ def with_cliques_closed(site: PlacementSite, cliques: Collection[str]) -> Placem
 class NodeUse:
     """What the nodes of a site have, and what is requested of each by whom."""
 
-    def __init__(self, state: ClusterState, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`renamed`: owners that holds name differently."""
+    def __init__(
+        self,
+        state: ClusterState,
+        renamed: Mapping[str, str] = MappingProxyType({}),
+        before: "NodeUse | None" = None,
+    ) -> None:
+        """`renamed`: owners that holds name differently. `before`: of an earlier state, without plans."""
         self._labels = state.labels
         self._renamed = renamed
         self._nodes = {node.name: node for node in state.nodes}
-        self._pods: dict[str, list[PodObject]] = {}
-        for pod in filter(is_bound_pod, state.pods):
-            self._pods.setdefault(pod.node, []).append(pod)
+        self._pods = state.bound
         self._planned: dict[str, list[tuple[str, Thousandths]]] = {}
         self._left: dict[str, Thousandths] = {}
+        self._owners: dict[str, list[str]] = {}
+        """Of the pods on a node."""
+        if before is not None:
+            kept = {name for name in self._nodes if self._pods.get(name) is before._pods.get(name)}
+            self._owners = {name: before._owners[name] for name in kept & before._owners.keys()}
+            kept = {name for name in kept & before._left.keys() if self._nodes[name] is before._nodes[name]}
+            self._left = {name: before._left[name] for name in kept}
 
     def add(self, node: str, owner: str, amounts: Thousandths) -> None:
         """Count what a planned member of an owner requests of a node."""
@@ -288,7 +298,7 @@ class NodeUse:
             rest = dict(node_amounts(self._nodes[node]) if node in self._nodes else {})
             if CPU_RESOURCE not in rest:
                 return None
-            for pod in self._pods.get(node, ()):
+            for pod in self._pods.get(node, {}).values():
                 _take(rest, effective_requests(pod.spec))
             for _, amounts in self._planned.get(node, ()):
                 _take(rest, amounts)
@@ -301,9 +311,12 @@ class NodeUse:
         if left is None:
             return None
         rest = dict(left)
-        for pod in self._pods.get(node, ()):
-            owner = pod_owner(pod, self._labels.gang).text
-            if self._renamed.get(owner, owner) in owners:
+        if node not in self._owners:
+            pods = self._pods.get(node, {}).values()
+            texts = [pod_owner(pod, self._labels.gang).text for pod in pods]
+            self._owners[node] = [self._renamed.get(owner, owner) for owner in texts]
+        for owner, pod in zip(self._owners[node], self._pods.get(node, {}).values(), strict=True):
+            if owner in owners:
                 _take(rest, effective_requests(pod.spec), -1)
         for owner, amounts in self._planned.get(node, ()):
             if owner in owners:

@@ -150,7 +150,8 @@ class DirectApi:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(quiet, deadline)):
                     return await feed.queue.get()
-            if options.has_bookmarks and loop.time() < deadline:
+            # A change, or the end of the watch, may have come in the moment in which the wait was over.
+            if options.has_bookmarks and loop.time() < deadline and feed.queue.empty():
                 return _bookmark_event(kind, max(feed.after, self._kube.store.version), {})
         return None
 

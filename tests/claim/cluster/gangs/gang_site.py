@@ -3,6 +3,7 @@
 import asyncio
 import random
 from contextlib import suppress
+from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
@@ -10,7 +11,7 @@ from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
-from rackloom.claim.kube.api import Conflict, EventRecorder, NotFound
+from rackloom.claim.kube.api import Conflict, EventRecorder, NotFound, WatchEvent
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import GANG_TAINT, GROUP_LABEL, SPARES_ANNOTATION
 from rackloom.core.cluster.names import ImexIsolation
@@ -26,6 +27,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
 )
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
+from rackloom.core.cluster.projection import project_for_control
 from rackloom.core.gangs.snapshot import WITHOUT_KUEUE, GangSettings, read_record
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi
@@ -72,7 +74,20 @@ class Mortal(DirectApi):
             self.dead.set()
 
 
-class Behind(Mortal):
+class ControllerApi(Mortal):
+    """Keeps the part of each object that the controllers read, as the client of their process does."""
+
+    async def list(self, kind, namespace=None, **chosen):
+        found = await super().list(kind, namespace, **chosen)
+        return replace_fields(found, items=tuple(project_for_control(kind, obj) for obj in found.items))
+
+    async def watch(self, kind, namespace=None, **chosen):
+        async for event in super().watch(kind, namespace, **chosen):
+            is_object = event.type != "BOOKMARK"
+            yield WatchEvent(event.type, project_for_control(kind, event.object)) if is_object else event
+
+
+class Behind(ControllerApi):
     """A controller's API client whose first list of one kind is old, and whose watch of it is silent.
 
     That is what a follower sees of a server whose cache lags. What is asked later is answered truly.
@@ -242,7 +257,7 @@ class GangSite:
         await self.user.patch(NODE, name, None, {"spec": {"unschedulable": is_cordoned}})
 
     def start(self, last=None, api=None):
-        self.api = api or Mortal(self.kube, "controller", last)
+        self.api = api or ControllerApi(self.kube, "controller", last)
         recorder = EventRecorder(self.api, "rackloom-controller", "test", loop_wall_time)
         gang_controller = GangController(
             self.api, recorder, loop_wall_time, self.rng, self.settings, self.meter, self.kueue

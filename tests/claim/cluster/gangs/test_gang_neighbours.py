@@ -5,12 +5,11 @@ from tests.claim.cluster.gangs.gang_site import TEAM, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, opened, over
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.gang_objects import read_member
+from rackloom.core.cluster.gang_objects import constraints_of_bound, read_member
 from rackloom.core.cluster.nodes import read_node
 from rackloom.core.cluster.objects import NODE, POD
 from rackloom.core.cluster.pods import read_pod
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
-from rackloom.core.gangs.trays import without_conflicting_trays
+from rackloom.core.gangs.trays import trays_barred_by
 from rackloom.core.place.slurm_topology import SLURM_TAINT, topology_of_nodes
 
 HOST, CLIQUE, ZONE = "kubernetes.io/hostname", names.GPU_CLIQUE_LABEL, "topology.kubernetes.io/zone"
@@ -36,15 +35,11 @@ def without(key, app="gang", **more):
 
 
 def closed_by(foe):
-    trays = tuple(
-        PlacementTray(name=name, clique=has.get(CLIQUE), gpus=4)
-        for name, has in SITE.items()
-        if name != "cpu"
-    )
     nodes = [read_node({"metadata": {"name": name, "labels": has}}) for name, has in SITE.items()]
     members = [read_member(pod("big-0", {"app": "gang"}))]
-    met = without_conflicting_trays(PlacementSite(trays, ()), members, [read_pod(foe)], nodes)
-    return [tray.name for tray in met.trays if tray.shut is not None]
+    theirs = [read_pod(foe)]
+    barred = trays_barred_by(members, lambda all_pods: constraints_of_bound(theirs, all_pods=all_pods), nodes)
+    return [name for name in SITE if name != "cpu" and name in barred]
 
 
 @pytest.mark.parametrize(
