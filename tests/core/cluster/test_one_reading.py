@@ -369,10 +369,12 @@ def test_controllers_read_the_same_facts_from_what_they_keep() -> None:
             assert uses[0].left(name) == uses[1].left(name), (seed, name)
         bounds = [constraints_of_bound(state.pods, all_pods=True) for state in (lighter, whole)]
         assert bounds[0] == bounds[1], seed
-        for pod, part in zip(whole.pods, lighter.pods, strict=True):
-            assert replace(read_member(part), obj={}) == replace(read_member(pod), obj={}), seed
-            assert read_member(part).node_rules == read_member(pod).node_rules
-            assert '"image"' not in json.dumps(part)
+        bad = {unreadable.title for unreadable in whole.unreadable}
+        for pod, part in zip(cluster.pods, kept[POD], strict=True):
+            if f"Pod {full_name(pod)}" not in bad:
+                assert read_member(part).node_rules == read_member(pod).node_rules
+                assert read_member(part) == read_member(pod), seed
+                assert '"image"' not in json.dumps(part)
         # A projection of a projection is the same.
         for kind, objects in kept.items():
             assert [project_for_control(kind, obj) for obj in objects] == objects, seed
