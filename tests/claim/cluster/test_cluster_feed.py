@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rackloom.claim.cluster.gang_caches import STATE_KINDS, ClusterFeed
-from rackloom.claim.kube.informer import CacheSet, Informer
+from rackloom.claim.kube.informer import STATE_KINDS, CacheSet, ClusterFeed, Informer
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, SchedulerLabels
 from rackloom.core.cluster.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.core.cluster.reader import read_state

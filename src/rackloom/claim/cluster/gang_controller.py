@@ -22,8 +22,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
-from rackloom.claim.cluster.gang_caches import GangCaches
-from rackloom.claim.cluster.gang_placer import GangPlacer, read_gang, with_owners
+from rackloom.claim.cluster.gang_placer import GangCaches, GangPlacer, read_gang, with_owners
 from rackloom.claim.kube.api import EventRecorder, KubeApi, Rejected
 from rackloom.core.cluster.gang_objects import (
     WARNING_REASONS,

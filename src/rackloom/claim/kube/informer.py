@@ -4,7 +4,7 @@ Handlers receive the object that changed. They put keys on a queue, and the work
 (level-triggered). A watch that ends resumes from the last version seen; one whose version is too old (410)
 starts over with a list. Between a broken watch and the next answer the cache may be stale, which
 `unknown_since` reports. Cached objects are shared and must not be changed. A `CacheSet` is the informers of
-all kinds that a controller decides from.
+all kinds that a controller decides from, and a `ClusterFeed` makes a `ClusterState` of them.
 """
 
 import asyncio
@@ -15,7 +15,22 @@ from contextlib import aclosing
 from functools import partial
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError, NotFound, WatchEvent
-from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, Indexer, Object, ResourceKind, uid_of
+from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.objects import (
+    DEVICE_TAINT_RULES,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+    Indexer,
+    Object,
+    ResourceKind,
+    name_of,
+    namespace_of,
+    uid_of,
+)
+from rackloom.core.cluster.reader import ClusterReader
+from rackloom.core.cluster.state import ClusterState
 
 # The indexed cache: lookups never scan.
 
@@ -335,3 +350,64 @@ class CacheSet:
 def taint_rule_informers(api: KubeApi, rng: random.Random) -> Mapping[ResourceKind, tuple[Informer, ...]]:
     """An informer of each version. A rule is in the cache of every version that is served."""
     return {kind: (Informer(api, kind, excuses=is_not_served, rng=rng),) for kind in DEVICE_TAINT_RULES}
+
+
+# The state of the cluster.
+
+
+STATE_KINDS = (NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE)
+"""The kinds of objects that a `ClusterState` is read from."""
+
+
+class ClusterFeed:
+    """The `ClusterState` of `caches`, which have informers of all `STATE_KINDS`.
+
+    It collects changed objects as the watches show them, and each counts once however often it changed.
+    `state` reads them, in a thread: after the first list there are many, and the event loop has a lease to
+    renew.
+
+    A watch may be behind. `take` and `drop` bring in an object that was read from the API server before a
+    write. An older state that the watch still shows afterwards counts until it shows the newest. The next
+    write that depends on the object reads it again.
+    """
+
+    def __init__(self, caches: CacheSet, labels: SchedulerLabels) -> None:
+        self._caches = caches
+        self._reader = ClusterReader(labels)
+        self._changed: dict[tuple[ResourceKind, str], Object | None] = {}
+        """By kind and UID: the object, or None if it is gone."""
+        self._reading = asyncio.Lock()
+        caches.on_change(self._note)
+
+    def _note(self, kind: ResourceKind, obj: Object) -> None:
+        if kind in STATE_KINDS:
+            cached = self._caches.at(kind, namespace_of(obj), name_of(obj))
+            is_there = cached is not None and uid_of(cached) == uid_of(obj)
+            self._changed[kind, uid_of(obj)] = obj if is_there else None
+
+    def take(self, kind: ResourceKind, obj: Object) -> None:
+        """Count an object that was read now."""
+        self._changed[kind, uid_of(obj)] = obj
+
+    def drop(self, kind: ResourceKind, uid: str) -> None:
+        """Count an object no more that was found to be gone."""
+        self._changed[kind, uid] = None
+
+    async def state(self) -> ClusterState:
+        """The facts of all objects that the informers have shown so far."""
+        async with self._reading:
+            changed, self._changed = self._changed, {}
+            try:
+                return await asyncio.to_thread(self._read, changed)
+            finally:
+                # After a defect in one object, the others are still to be read.
+                self._changed = changed | self._changed
+
+    def _read(self, changed: dict[tuple[ResourceKind, str], Object | None]) -> ClusterState:
+        for kind, uid in list(changed):
+            obj = changed.pop((kind, uid))
+            if obj is not None:
+                self._reader.take(kind, obj)
+            else:
+                self._reader.drop(kind, {"metadata": {"uid": uid}})
+        return self._reader.state()
