@@ -8,6 +8,7 @@ python benchmarks/rack_map.py                # 100 racks, 7,200 GPUs
 python benchmarks/rack_map.py --racks 10
 python benchmarks/rack_map.py --history      # also what an hour of the past takes
 python benchmarks/rack_map.py --heal         # only how soon findings come and go
+python benchmarks/rack_map.py --served       # only a served site with the pages of 100 tenants
 python benchmarks/rack_map.py --quick        # 2 racks: shows that it works
 """
 
@@ -31,6 +32,7 @@ import msgspec
 # The snapshots are those of the tests.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.rack_map_served import served_figures
 from benchmarks.site_figures import load, spent
 from tests.core.diagnosis.healthy import healthy
 from tests.web.snapshots import snapshot
@@ -100,6 +102,7 @@ def compressed_kib(text: str) -> int:
     return len(gzip.compress(text.encode(), 6)) // 1024
 
 
+SERVED_SECONDS = 20.0
 ROUNDS = 5
 """How often each fault comes and goes."""
 CHANGED = 50
@@ -277,12 +280,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2 racks, and their history")
     parser.add_argument("--history", action="store_true", help="also an hour of the past")
     parser.add_argument("--heal", action="store_true", help="only how soon findings come and go")
+    parser.add_argument("--served", action="store_true", help="only a served site")
+    parser.add_argument("--tenants", type=int, default=100, help="with a page open, of a served site")
     asked = parser.parse_args()
     racks = 2 if asked.quick else asked.racks
     # As `rackloom serve` does: what is imported takes no part in collections, and full ones are rare.
     freeze_loaded_objects()
     if asked.heal:
         asyncio.run(print_heal_figures(racks))
+        return
+    if asked.served:
+        print(json.dumps(asyncio.run(served_figures(racks, asked.tenants, SERVED_SECONDS))))
         return
     seen = snapshot(racks, 18, HOLDERS)
     # The templates are compiled once in the life of a process.
@@ -333,6 +341,7 @@ def main() -> None:
         print(json.dumps(history_figures(seen) | load()))
     if asked.quick:
         asyncio.run(print_heal_figures(racks))
+        print(json.dumps(asyncio.run(served_figures(racks, 2, 1.0))))
 
 
 if __name__ == "__main__":

@@ -231,7 +231,14 @@ def diagnose(sources: DoctorSources, stage: Stage = _untold) -> DoctorResult:
 
     root = sources.sysroot
     with stage("reading the site"):
-        snapshot = asyncio.run(read_snapshot(sources, time.time()))
+        read: list[SiteSnapshot] = []
+
+        async def keep() -> None:
+            # Not as the result of the task: `asyncio.run` writes that out as text, twice, when it ends.
+            read.append(await read_snapshot(sources, time.time()))
+
+        asyncio.run(keep())
+        snapshot = read[0]
         host = () if root is None else host_findings(root, snapshot)
     with stage("checks done", steps_of(snapshot)) as step:
         findings = examine(snapshot, host=host, between=step)
