@@ -77,9 +77,13 @@ async def test_a_frequent_reader_compares_the_chassis_that_a_journal_names(store
     await store.run(_stand_elsewhere, DOMAIN.trays[0].slot)
     known, compared = ReadCache(), []
     follow = snapshot_records._named_chassis
-    monkeypatch.setattr(
-        snapshot_records, "_named_chassis", lambda *seen: compared.append(follow(*seen)) or compared[-1]
-    )
+
+    def following(*seen):
+        marks, named = follow(*seen)
+        compared.append(named)
+        return marks, named
+
+    monkeypatch.setattr(snapshot_records, "_named_chassis", following)
 
     async def read(at):
         return await store.survey(
@@ -106,6 +110,18 @@ async def test_a_frequent_reader_compares_the_chassis_that_a_journal_names(store
     assert [machine.id for machine in cordoned.machines if machine.cordoned] == [free]
     assert "elsewhere" in compared[-1]
     assert cordoned == await store.survey(lambda conn: read_records(conn, NOW + 9))
+
+
+async def test_a_reading_that_failed_is_made_up_for(store, monkeypatch):
+    known = ReadCache()
+    await store.survey(lambda conn: read_records(conn, NOW, known))
+    await store.run(told_of, DOMAIN.trays[2].slot, 2, GpuHealth.DEGRADED)
+    with monkeypatch.context() as broken:
+        broken.setattr(snapshot_records, "_in_groups", lambda rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await store.survey(lambda conn: read_records(conn, NOW, known))
+    later = await store.survey(lambda conn: read_records(conn, NOW, known))
+    assert [machine.health for machine in later.machines if machine.health]
 
 
 async def test_what_no_journal_names_is_shown_within_half_a_minute(store):

@@ -39,8 +39,8 @@ class ReadCache:
         self.marks: RecordMarks | None = None
         self.shown: Mapping[str, Any] = {}
         """The decoded reading of each NVLink domain."""
-        self.observed: frozenset[str] = frozenset()
-        """The domains whose decoded reading is not that of the reading before."""
+        self.observed: set[str] = set()
+        """The domains whose reading was decoded since the records were read."""
         self._made: dict[Callable[..., Any], Memo[Any, Any, Any]] = {}
         self._decoded: dict[Callable[..., Any], tuple[list[Object], list[Any], dict[Any, Any]]] = {}
         self._read: dict[Callable[..., Any], dict[str, tuple[str, Any]]] = {}

@@ -107,7 +107,7 @@ def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None 
             shown[uuid] = _DomainFacts(newest.facts, owners.get(uuid, {}))
     before, cache.shown = cache.shown, dict(zip(shown, cache.again(shown, _decoded), strict=True))
     decoded = cache.shown
-    cache.observed = frozenset(uuid for uuid in decoded if decoded[uuid] is not before.get(uuid))
+    cache.observed |= {uuid for uuid in decoded if decoded[uuid] is not before.get(uuid)}
     return FabricSnapshot(
         domains=tuple(_with_reading(domain, decoded.get(domain.uuid)) for domain in domains),
         fabric_gpus=tuple(chain.from_iterable([reading.gpus for reading in decoded.values()])),

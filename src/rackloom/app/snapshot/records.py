@@ -123,10 +123,12 @@ class SiteRecords(msgspec.Struct, frozen=True, kw_only=True):
 def read_records(conn: sa.Connection, now: float, cache: ReadCache | None = None) -> SiteRecords:
     """All records as they count now, in a handful of queries whatever the size of the site."""
     fixes = _column_by_key(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
-    among = None if cache is None else _named_chassis(conn, now, cache)
+    marks, among = (None, None) if cache is None else _named_chassis(conn, now, cache)
     by_chassis = _chassis_rows(conn, cache, among)
     interfaces = _interface_rows(conn, cache, among, fixes)
     cache = cache or ReadCache()
+    # Only now: after a reading that fails here, the next one looks at the same entries.
+    cache.marks, cache.observed = marks, set()
     return SiteRecords(
         machines=_with_reservations(
             conn, chain.from_iterable(cache.again(by_chassis, _machines)), now, cache
@@ -263,17 +265,19 @@ def newest_entries(conn: sa.Connection) -> Mapping[str, int]:
     }
 
 
-def _named_chassis(conn: sa.Connection, now: float, cache: ReadCache) -> Collection[str] | None:
-    """The chassis that a journal names since the previous reading; None: all are compared."""
+def _named_chassis(
+    conn: sa.Connection, now: float, cache: ReadCache
+) -> tuple[RecordMarks, Collection[str] | None]:
+    """New marks, and the chassis that a journal names since the previous reading. None: compare all."""
     before = cache.marks
     revisions = {row[0]: row[1] for row in conn.execute(sa.select(domain_revision))}
-    cache.marks = RecordMarks(revisions, newest_entries(conn), now)
+    marks = RecordMarks(revisions, newest_entries(conn), now)
     if before is None or not 0 <= now - before.compared_at < COMPARE_SECONDS:
-        return None
-    cache.marks = cache.marks._replace(compared_at=before.compared_at)
+        return marks, None
     moved = {domain for domain, revision in revisions.items() if before.revisions.get(domain) != revision}
     since = {**before.newest, "domains": list(moved | cache.observed)}
-    return set(conn.execute(_NAMED_CHASSIS, since).scalars())
+    named = set(conn.execute(_NAMED_CHASSIS, since).scalars())
+    return marks._replace(compared_at=before.compared_at), named
 
 
 def _chassis_rows(
