@@ -54,7 +54,6 @@ ELSEWHERE = {
     "node": "tests/benchmarks/test_node_benchmark.py, in `make test-all`; its NICs need root",
     "nodes": "needs real kubelets: `tests/node/run.py --benchmark`, a step of its own in CI",
     "quick": "this program",
-    "rack_map_served": "a measure of rack_map.py",
     "site_server": "a process of site.py",
     "site_tenants": "a process of site.py",
 }

@@ -53,6 +53,7 @@ from rackloom.web.model import SiteMap, SiteMapCache, SiteReading, TimelineEntry
 from rackloom.web.painters import PageSheet, Painter
 from rackloom.web.racks import rack_id
 from rackloom.web.render import render_changes, render_no_choice, render_page
+from rackloom.web.tenancy import NOBODY
 from rackloom.web.trends import Trend
 from rackloom.web.view import PageView
 
@@ -297,7 +298,8 @@ def main() -> None:
     for some in (1, 10):
         small = LiveReading(number=1, whole=site_map(read(snapshot(some, 1, HOLDERS))))
         page_of(PageView(mode=ColourMode.USE), Painter(None, ColourMode.USE, 9).follow(small))
-    painter, tenant = Painter(None, ColourMode.USE, 9), Painter("blue", ColourMode.USE, 9)
+    painter, nobodys = Painter(None, ColourMode.USE, 9), Painter(NOBODY, ColourMode.USE, 9)
+    tenant = Painter("blue", ColourMode.USE, 9, nobodys=nobodys)
     first_rack = frozenset({rack_id("rack-00")})
     view = PageView(mode=ColourMode.USE)
     opening = PageView(mode=ColourMode.USE, racks=("rack-00",))
@@ -306,11 +308,13 @@ def main() -> None:
     drawn, sheet = timed(lambda: painter.follow(now))
     written, text = timed(lambda: page_of(view, sheet))
     opened, opened_text = timed(lambda: page_of(opening, painter.follow(now, first_rack)))
+    for_all_tenants, _ = timed(lambda: nobodys.follow(now))
     as_tenant, own = timed(lambda: tenant.follow(now))
     rejoined, (changed, _) = timed(lambda: update_site_map(read(one_sick_gpu(seen)), seated))
     later = LiveReading(number=2, whole=changed)
     redrawn, after = timed(lambda: painter.follow(later))
     redrawn_rack, after_opened = timed(lambda: painter.follow(later, first_rack))
+    again_for_all_tenants, _ = timed(lambda: nobodys.follow(later))
     again_as_tenant, _ = timed(lambda: tenant.follow(later))
     figures = {
         "racks": racks,
@@ -324,11 +328,13 @@ def main() -> None:
         "page_kib_compressed": compressed_kib(text),
         "cpu_seconds_to_open_a_rack": opened,
         "opened_page_kib_compressed": compressed_kib(opened_text),
+        "cpu_seconds_to_draw_for_all_tenants": for_all_tenants,
         "cpu_seconds_to_draw_for_a_tenant": as_tenant,
         "tenant_page_kib_compressed": compressed_kib(page_of(view, own)),
         "cpu_seconds_to_join_one_change": rejoined,
         "cpu_seconds_to_draw_one_change": redrawn,
         "cpu_seconds_to_draw_one_change_in_an_opened_rack": redrawn_rack,
+        "cpu_seconds_to_draw_one_change_for_all_tenants": again_for_all_tenants,
         "cpu_seconds_to_draw_one_change_for_a_tenant": again_as_tenant,
         "one_change_of_everything": round((rejoined + redrawn) / (joined + drawn), 3),
         "kib_sent_for_one_change": round(len(render_changes(after.since(1))) / 1024, 1),

@@ -283,7 +283,8 @@ async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:
             namespace=sources.namespace or (configured.namespace if configured else DEFAULT_DAEMON_NAMESPACE),
         )
         try:
-            snapshot = await read(records=records, stale=records and _staleness(sources, config, now))
+            stale = None if records is None else _staleness(sources, config, now)
+            snapshot = await read(records=records, stale=stale)
         except Retry as unanswered:
             # The database server does not answer: read the other layers without it.
             snapshot, fix = await read(), _database_command(sources, config)

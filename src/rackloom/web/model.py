@@ -174,9 +174,8 @@ def rack_of_trays(trays: tuple[MapTray, ...]) -> MapRack:
     """The rack of some trays, the highest first."""
     gpus = [gpu for tray in trays for gpu in tray]
     chains = [gpu.chain for gpu in gpus if gpu.chain is not None]
-    holders = [gpu.reserved_for for gpu in gpus] + [
-        chain.machine and chain.machine.tenant for chain in chains
-    ]
+    machines = [chain.machine for chain in chains if chain.machine is not None]
+    holders = (*(gpu.reserved_for for gpu in gpus), *(machine.tenant for machine in machines))
     return MapRack(
         name=gpus[0].place.rack,
         trays=trays,

@@ -243,8 +243,9 @@ class Painter:
 
     def _follow_racks(self, whole: SiteMap) -> None:
         """Look at the racks that changed; the sums over all racks follow from these."""
-        memory, others = self.memory, self._nobodys and self._nobodys.memory
-        memory.frames = update_rack_frames(whole, self._org, memory.frames, others and others.frames)
+        memory, others = self.memory, None if self._nobodys is None else self._nobodys.memory
+        shared = None if others is None else others.frames
+        memory.frames = update_rack_frames(whole, self._org, memory.frames, shared)
         own = {frame.rack.name: frame for frame in memory.frames.own}
         memory.grouped = recompute_changed(
             memory.grouped, own, lambda frame: colour_groups(frame, self._mode)

@@ -124,16 +124,20 @@ def read_records(conn: sa.Connection, now: float, cache: ReadCache | None = None
     """All records as they count now, in a handful of queries whatever the size of the site."""
     fixes = _column_by_key(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
     marks, among = (None, None) if cache is None else _named_chassis(conn, now, cache)
-    by_chassis = _chassis_rows(conn, cache, among)
-    interfaces = _interface_rows(conn, cache, among, fixes)
+    machines, gpus, interfaces = (
+        groups.of(conn, cache, among) for groups in (_MACHINE_ROWS, _GPU_ROWS, _INTERFACE_ROWS)
+    )
+    # Rows are equal when their values are.
+    trays = {name: (rows, gpus.get(name, ())) for name, rows in machines.items()}
+    wanted = {
+        name: (rows, tuple(fixes.get(row.guid) or "" for row in rows)) for name, rows in interfaces.items()
+    }
     cache = cache or ReadCache()
     # Only now: after a reading that fails here, the next one looks at the same entries.
     cache.marks, cache.observed = marks, set()
     return SiteRecords(
-        machines=_with_reservations(
-            conn, chain.from_iterable(cache.again(by_chassis, _machines)), now, cache
-        ),
-        instance_gpus=tuple(chain.from_iterable(cache.again(interfaces, _instance_gpus))),
+        machines=_with_reservations(conn, chain.from_iterable(cache.again(trays, _machines)), now, cache),
+        instance_gpus=tuple(chain.from_iterable(cache.again(wanted, _instance_gpus))),
         moved_gpus=tuple(_moved_gpus(conn)),
         logicals=tuple(_logical_partitions(conn)),
         tenants=_column_by_key(conn, tenant.c.id, tenant.c.org),
@@ -280,14 +284,6 @@ def _named_chassis(
     return marks._replace(compared_at=before.compared_at), named
 
 
-def _chassis_rows(
-    conn: sa.Connection, cache: ReadCache | None, among: Collection[str] | None
-) -> dict[str, tuple[GroupRows, GroupRows]]:
-    """The rows of the machines of each chassis, and of their GPUs. Rows are equal when their values are."""
-    gpus = _GPU_ROWS.of(conn, cache, among)
-    return {name: (rows, gpus.get(name, ())) for name, rows in _MACHINE_ROWS.of(conn, cache, among).items()}
-
-
 def _with_reservations(
     conn: sa.Connection, machines: Iterable[MachineRecord], now: float, cache: ReadCache
 ) -> tuple[MachineRecord, ...]:
@@ -346,19 +342,6 @@ def _gpu_key(tray: Any, gpu: Any) -> GpuKey:
     return GpuKey(
         place=Fact(place, Source.DECLARED), fabric_guid=Fact(int(gpu.guid), source) if gpu.guid else None
     )
-
-
-def _interface_rows(
-    conn: sa.Connection,
-    cache: ReadCache | None,
-    among: Collection[str] | None,
-    fixes: Mapping[str, str],
-) -> dict[str, tuple[GroupRows, tuple[str, ...]]]:
-    """By chassis, the rows of the interfaces of instances, and the nearest fix for each."""
-    return {
-        name: (rows, tuple(fixes.get(row.guid) or "" for row in rows))
-        for name, rows in _INTERFACE_ROWS.of(conn, cache, among).items()
-    }
 
 
 def _instance_gpus(interfaces: tuple[GroupRows, tuple[str, ...]]) -> tuple[InstanceGpuRecord, ...]:

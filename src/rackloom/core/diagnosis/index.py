@@ -148,8 +148,9 @@ class SnapshotIndex:
         """The name of a GPU, or of a NIC that serves one. Another device has its tray's name and its own."""
         if device.node not in self._names_of_node:
             near = self.chains_near((device.node,), ())
-            gpus_of_node = {device.node: []} | grouped((c.device.node, c) for c in near if c.device)
-            self._names_of_node |= {node: self._named(node, gpus) for node, gpus in gpus_of_node.items()}
+            gpus_of = grouped((chain.device.node, chain) for chain in near if chain.device)
+            nodes = {device.node, *gpus_of}
+            self._names_of_node |= {node: self._named(node, gpus_of[node]) for node in nodes}
         tray, names = self._names_of_node[device.node]
         return names.get(device.device_id) or f"{tray}/{device.name}"
 
