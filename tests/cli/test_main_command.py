@@ -153,7 +153,7 @@ def test_the_version_is_told_without_typesetting():
 
 
 def loaded_by(*words):
-    """The modules that a command loads; the list may hold words of what it prints too."""
+    """The modules that a command loads, and perhaps words that it prints."""
     code = (
         "import atexit, sys; from rackloom.cli.main import main; sys.argv[:1] = ['rackloom'];"
         "atexit.register(lambda: print(*sys.modules)); main()"

@@ -248,7 +248,7 @@ def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
 
 
 def sheets(following, orgs, number, seen, seated=None):
-    """What these organisations are sent of a reading, one after another."""
+    """The sheets of a reading for these organisations, one after another."""
     whole, seated = update_site_map(examined(seen), seated or SiteMapCache())
 
     async def drawn():
@@ -263,7 +263,7 @@ def test_racks_of_others_are_drawn_once_for_all_tenants(monkeypatch):
     drawn = counted(monkeypatch, painters, "overview_cell")
     seen, following = snapshot(5, 1, ("acme", "blue", None, None, None)), Painters(9)
     _, seated = sheets(following, ["acme", "blue"], 1, seen)
-    # Five racks for somebody who holds nothing, and the one of each tenant.
+    # Five racks for those without a GPU, and the one of each tenant.
     assert [frame.rack.name for frame in drawn] == [*(f"rack-0{n}" for n in range(5)), "rack-00", "rack-01"]
     drawn.clear()
     later = time_passes(snapshot(5, 1, ("acme", "blue", None, None, "crimson")), 9)

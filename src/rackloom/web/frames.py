@@ -101,13 +101,9 @@ class RackFrames(msgspec.Struct, frozen=True):
     named: Memo[str, MapRack, RackPlaces] = {}
     facts: Memo[str, _FactsInput, _SiteFacts] = {}
     memo: Memo[str, _FrameInput, RackFrame] = {}
+    """Those that were made for this viewer."""
     frames: Mapping[str, RackFrame] = {}
     """Every rack of the map, by name and in order."""
-
-    @property
-    def own(self) -> Iterable[RackFrame]:
-        """Those that were made for this viewer."""
-        return (frame for _, frame in self.memo.values())
 
 
 def rack_frames(whole: SiteMap) -> Mapping[str, RackFrame]:

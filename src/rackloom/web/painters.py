@@ -246,7 +246,7 @@ class Painter:
         memory, others = self.memory, None if self._nobodys is None else self._nobodys.memory
         shared = None if others is None else others.frames
         memory.frames = update_rack_frames(whole, self._org, memory.frames, shared)
-        own = {frame.rack.name: frame for frame in memory.frames.own}
+        own = {name: frame for name, (_, frame) in memory.frames.memo.items()}
         memory.grouped = recompute_changed(
             memory.grouped, own, lambda frame: colour_groups(frame, self._mode)
         )
@@ -269,10 +269,9 @@ class Painter:
             memory.counts = site_counts([result.counts for result in results])
         if others is not None and all(others.results[name][1].room == now[name][1].room for name in now):
             memory.room = others.room
-        elif others is not None:
-            memory.room = site_capacity([result.room for _, result in {**others.results, **now}.values()])
-        elif [result.room for result in gone] != [result.room for result in come]:
-            memory.room = site_capacity([result.room for result in results])
+        elif others is not None or [result.room for result in gone] != [result.room for result in come]:
+            every = {**({} if others is None else others.results), **now}
+            memory.room = site_capacity([result.room for _, result in every.values()])
 
     def _result(self, frame: RackFrame) -> FrameResult:
         counts = rack_counts(frame)
@@ -372,10 +371,9 @@ class Painters:
 
     def _painter(self, kind: ViewerKind) -> Painter:
         org, mode = kind
-        if kind not in self._painters:
-            nobodys = self._nobodys[mode] if org else None
-            self._painters[kind] = Painter(org, mode, self._switch_trays, nobodys=nobodys)
-        painter = self._painters[kind]
+        nobodys = self._nobodys[mode] if org else None
+        painter = self._painters.get(kind) or Painter(org, mode, self._switch_trays, nobodys=nobodys)
+        self._painters[kind] = painter
         self._painters.move_to_end(kind)
         idle = [known for known in self._painters if known not in self._streams]
         for least_recent in idle[: max(0, len(idle) - KINDS_KEPT)]:

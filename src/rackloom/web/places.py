@@ -134,13 +134,8 @@ def places_named(racks: Iterable[RackPlaces], wanted: Collection[str]) -> Places
     # Each rack is asked for the few names that it may have: a large site has many of both.
     names = grouped((_coarse(name), name) for name in frozenset(wanted))
     coarse = frozenset(names)
-    return grouped(
-        (name, spot)
-        for rack in racks
-        for found in rack.coarse & coarse
-        for name in names[found]
-        for spot in rack.by_name.get(name, ())
-    )
+    named = ((rack, name) for rack in racks for found in rack.coarse & coarse for name in names[found])
+    return grouped((name, spot) for rack, name in named for spot in rack.by_name.get(name, ()))
 
 
 def finest_names(where: Sequence[str]) -> tuple[str, ...]:

@@ -149,14 +149,9 @@ def tenant_map(
     own = recompute_changed(before.own, inputs, _own_rack)
     labelled = labelled_namespaces(whole, org)
     read_at = whole.layer(Layer.CLUSTER).at
-    answers = {
-        uuid: (whole.domains[uuid].answers, whole.domains[uuid].disputed)
-        for found in own.values()
-        for uuid in found[1].domains
-        if uuid in whole.domains
-    }
     facts = {
-        name: _held_input(whole.at, read_at, answers, labelled, found) for name, (_, found) in own.items()
+        name: _held_input(whole.at, read_at, whole.domains, labelled, found)
+        for name, (_, found) in own.items()
     }
     held = recompute_changed(before.held, facts, _held_rack)
     allowed = _own_compute_domains([found for _, found in held.values()], labelled)
@@ -269,7 +264,7 @@ def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
 def _held_input(
     at: float,
     read_at: float | None,
-    answers: Mapping[str, _DomainAnswer],
+    domains: Mapping[str, NvlinkDomainRecord],
     labelled: frozenset[str],
     own: _OwnRack,
 ) -> _HeldInput:
@@ -284,7 +279,8 @@ def _held_input(
         own.undated and read_at is not None and read_at >= at,
         bisect_left(own.undated_transfers, at),
     )
-    here = tuple([answers.get(uuid, _NO_ANSWER) for uuid in own.domains])
+    records = [domains.get(uuid) for uuid in own.domains]
+    here = tuple([(seen.answers, seen.disputed) if seen is not None else _NO_ANSWER for seen in records])
     return _HeldInput(own, moment, here, labelled.intersection(own.namespaces))
 
 

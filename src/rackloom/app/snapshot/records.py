@@ -234,7 +234,8 @@ _INTERFACE_ROWS = RowGroups(
 
 COMPARE_SECONDS = 30.0
 """All records are compared at least so often: what no journal names is shown no later."""
-_JOURNALS = (status_history, operation, operator_step)
+_journals = (status_history, operation, operator_step)
+_NEWEST_ENTRY = {journal.name: sa.select(sa.func.max(journal.c.id)) for journal in _journals}
 
 
 def _new(column: sa.Column[str]) -> sa.Select[Any]:
@@ -263,10 +264,7 @@ _NAMED_CHASSIS = sa.union(
 
 def newest_entries(conn: sa.Connection) -> Mapping[str, int]:
     """The number of the newest entry of each journal, by name; 0: it has none."""
-    return {
-        journal.name: conn.execute(sa.select(sa.func.max(journal.c.id))).scalar() or 0
-        for journal in _JOURNALS
-    }
+    return {name: conn.execute(newest).scalar() or 0 for name, newest in _NEWEST_ENTRY.items()}
 
 
 def _named_chassis(
