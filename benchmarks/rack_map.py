@@ -8,6 +8,7 @@ python benchmarks/rack_map.py                # 100 racks, 7,200 GPUs
 python benchmarks/rack_map.py --racks 10
 python benchmarks/rack_map.py --history      # also what an hour of the past takes
 python benchmarks/rack_map.py --heal         # only how soon findings come and go
+python benchmarks/rack_map.py --served       # only a served site with the pages of 100 tenants
 python benchmarks/rack_map.py --quick        # 2 racks: shows that it works
 """
 
@@ -31,6 +32,7 @@ import msgspec
 # The snapshots are those of the tests.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.rack_map_served import served_figures
 from benchmarks.site_figures import load, spent
 from tests.core.diagnosis.healthy import healthy
 from tests.web.snapshots import snapshot
@@ -51,6 +53,7 @@ from rackloom.web.model import SiteMap, SiteMapCache, SiteReading, TimelineEntry
 from rackloom.web.painters import PageSheet, Painter
 from rackloom.web.racks import rack_id
 from rackloom.web.render import render_changes, render_no_choice, render_page
+from rackloom.web.tenancy import NOBODY
 from rackloom.web.trends import Trend
 from rackloom.web.view import PageView
 
@@ -100,6 +103,7 @@ def compressed_kib(text: str) -> int:
     return len(gzip.compress(text.encode(), 6)) // 1024
 
 
+SERVED_SECONDS = 20.0
 ROUNDS = 5
 """How often each fault comes and goes."""
 CHANGED = 50
@@ -277,6 +281,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2 racks, and their history")
     parser.add_argument("--history", action="store_true", help="also an hour of the past")
     parser.add_argument("--heal", action="store_true", help="only how soon findings come and go")
+    parser.add_argument("--served", action="store_true", help="only a served site")
+    parser.add_argument("--tenants", type=int, default=100, help="with a page open, of a served site")
     asked = parser.parse_args()
     racks = 2 if asked.quick else asked.racks
     # As `rackloom serve` does: what is imported takes no part in collections, and full ones are rare.
@@ -284,12 +290,16 @@ def main() -> None:
     if asked.heal:
         asyncio.run(print_heal_figures(racks))
         return
+    if asked.served:
+        print(json.dumps(asyncio.run(served_figures(racks, asked.tenants, SERVED_SECONDS))))
+        return
     seen = snapshot(racks, 18, HOLDERS)
     # The templates are compiled once in the life of a process.
     for some in (1, 10):
         small = LiveReading(number=1, whole=site_map(read(snapshot(some, 1, HOLDERS))))
         page_of(PageView(mode=ColourMode.USE), Painter(None, ColourMode.USE, 9).follow(small))
-    painter, tenant = Painter(None, ColourMode.USE, 9), Painter("blue", ColourMode.USE, 9)
+    painter, nobodys = Painter(None, ColourMode.USE, 9), Painter(NOBODY, ColourMode.USE, 9)
+    tenant = Painter("blue", ColourMode.USE, 9, nobodys=nobodys)
     first_rack = frozenset({rack_id("rack-00")})
     view = PageView(mode=ColourMode.USE)
     opening = PageView(mode=ColourMode.USE, racks=("rack-00",))
@@ -298,11 +308,13 @@ def main() -> None:
     drawn, sheet = timed(lambda: painter.follow(now))
     written, text = timed(lambda: page_of(view, sheet))
     opened, opened_text = timed(lambda: page_of(opening, painter.follow(now, first_rack)))
+    for_all_tenants, _ = timed(lambda: nobodys.follow(now))
     as_tenant, own = timed(lambda: tenant.follow(now))
     rejoined, (changed, _) = timed(lambda: update_site_map(read(one_sick_gpu(seen)), seated))
     later = LiveReading(number=2, whole=changed)
     redrawn, after = timed(lambda: painter.follow(later))
     redrawn_rack, after_opened = timed(lambda: painter.follow(later, first_rack))
+    again_for_all_tenants, _ = timed(lambda: nobodys.follow(later))
     again_as_tenant, _ = timed(lambda: tenant.follow(later))
     figures = {
         "racks": racks,
@@ -316,11 +328,13 @@ def main() -> None:
         "page_kib_compressed": compressed_kib(text),
         "cpu_seconds_to_open_a_rack": opened,
         "opened_page_kib_compressed": compressed_kib(opened_text),
+        "cpu_seconds_to_draw_for_all_tenants": for_all_tenants,
         "cpu_seconds_to_draw_for_a_tenant": as_tenant,
         "tenant_page_kib_compressed": compressed_kib(page_of(view, own)),
         "cpu_seconds_to_join_one_change": rejoined,
         "cpu_seconds_to_draw_one_change": redrawn,
         "cpu_seconds_to_draw_one_change_in_an_opened_rack": redrawn_rack,
+        "cpu_seconds_to_draw_one_change_for_all_tenants": again_for_all_tenants,
         "cpu_seconds_to_draw_one_change_for_a_tenant": again_as_tenant,
         "one_change_of_everything": round((rejoined + redrawn) / (joined + drawn), 3),
         "kib_sent_for_one_change": round(len(render_changes(after.since(1))) / 1024, 1),
@@ -333,6 +347,7 @@ def main() -> None:
         print(json.dumps(history_figures(seen) | load()))
     if asked.quick:
         asyncio.run(print_heal_figures(racks))
+        print(json.dumps(asyncio.run(served_figures(racks, 2, 1.0))))
 
 
 if __name__ == "__main__":

@@ -25,9 +25,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 RACKLOOM = (sys.executable, "-m", "rackloom.cli.main")
 CLAIMS, HARDWARE = EXAMPLES / "nixl-kv-transfer", ("--profile", "gb200-nvl72")
 NOTHING = "python -c pass"
+NO_SITE = str(Path(__file__))
+"""No directory, so no site."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     NOTHING: (sys.executable, "-c", "pass"),
     "rackloom --version": (*RACKLOOM, "--version"),
+    "rackloom --help": (*RACKLOOM, "--help"),
+    "rackloom doctor, no site": (*RACKLOOM, "doctor", "--home", NO_SITE),
+    "rackloom instance list, no site": (*RACKLOOM, "instance", "list", "--home", NO_SITE),
     "rackloom topology list": (*RACKLOOM, "topology", "list"),
     "rackloom place, 2 racks": (
         *RACKLOOM,

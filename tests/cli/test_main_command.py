@@ -152,6 +152,41 @@ def test_the_version_is_told_without_typesetting():
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n[]\n")
 
 
+def loaded_by(*words):
+    """The modules that a command loads, and perhaps words that it prints."""
+    code = (
+        "import atexit, sys; from rackloom.cli.main import main; sys.argv[:1] = ['rackloom'];"
+        "atexit.register(lambda: print(*sys.modules)); main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert "Traceback" not in done.stderr
+    return done.stdout.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (("--help",), 250),
+        (("doctor",), 225),
+        (("doctor", "--home", "."), 300),
+        (("instance", "list"), 355),
+        (("partition", "--help"), 425),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_command_that_finds_no_site_loads_few_modules(words, most, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RACKLOOM_HOME", str(tmp_path))
+    loaded = loaded_by(*words)
+    assert "cyclopts" in loaded
+    assert len(loaded) <= most
+    for package in ("sqlalchemy", "pydantic", "starlette", "lightkube", "structlog", "jwt", "markdown_it"):
+        assert package not in loaded
+    assert ("httpx2" in loaded) is (words[0] in ("instance", "partition"))
+
+
 def test_claims_without_patterns_load_nothing_that_reads_patterns():
     claims = Path(__file__).parents[2] / "examples" / "nixl-kv-transfer"
     code = (

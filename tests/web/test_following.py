@@ -1,5 +1,6 @@
 """A map that follows changes is the map that would be drawn anew, for operators and for tenants."""
 
+import asyncio
 from unittest.mock import patch
 
 import msgspec
@@ -14,10 +15,11 @@ from rackloom.core.diagnosis.index import at_partition, places_around
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web import model as scenes
 from rackloom.web import painters, render
-from rackloom.web.frames import ColourMode, GpuState
+from rackloom.web.frames import ColourMode, GpuState, RackFrames, update_rack_frames
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMapCache, TimelineEntry, site_map, update_site_map
-from rackloom.web.painters import Painter, PainterMemory
+from rackloom.web.overview import cell_id
+from rackloom.web.painters import Painter, PainterMemory, Painters
 from rackloom.web.racks import rack_id
 
 RACKS, TRAYS = 3, 2
@@ -65,6 +67,15 @@ def toggled(field, **values):
     return change
 
 
+def reserved_or_not(seen, number):
+    records = list(seen.machines)
+    if records:
+        at = number % len(records)
+        holder = None if records[at].reserved_for else ("acme-id", "blue-id")[number % 2]
+        records[at] = msgspec.structs.replace(records[at], reserved_for=holder)
+    return msgspec.structs.replace(seen, machines=tuple(records))
+
+
 def layer_lost_or_back(seen, number):
     layer = tuple(Layer)[number % len(Layer)]
     reported = tuple(
@@ -99,6 +110,7 @@ KINDS = (
     toggled("nodes", ready=False),
     toggled("fabric_gpus", healthy=False),
     toggled("domains", unknown_since=1.0),
+    reserved_or_not,
     layer_lost_or_back,
     layer_lost_or_back,
     time_passes,
@@ -159,6 +171,8 @@ def follow_a_story(story, org, mode):
         drawn = following.follow(LiveReading(number=number, whole=whole), some)
         again = forgetful.follow(LiveReading(number=number, whole=anew), some)
         assert drawn == again
+        alone = update_rack_frames(anew, org, RackFrames())
+        assert (following.memory.frames.frames, drawn.whole) == (alone.frames, alone.whole)
 
 
 def test_racks_that_did_not_change_are_the_very_same_scene():
@@ -231,6 +245,49 @@ def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
     assert [len(calls) for calls in made] == [1, 1, 1, 1]
     assert [rack.name for rack in written] == ["rack-00"]
     assert [id_ for id_, _ in sheet.since(1) if id_ in sheet.racks] == [written[0].id]
+
+
+def sheets(following, orgs, number, seen, seated=None):
+    """The sheets of a reading for these organisations, one after another."""
+    whole, seated = update_site_map(examined(seen), seated or SiteMapCache())
+
+    async def drawn():
+        now = LiveReading(number=number, whole=whole)
+        return [await following.sheet((org, ColourMode.USE), now) for org in orgs]
+
+    return asyncio.run(drawn()), seated
+
+
+def test_racks_of_others_are_drawn_once_for_all_tenants(monkeypatch):
+    monkeypatch.setattr(painters, "WHOLE_RACKS", 0)
+    drawn = counted(monkeypatch, painters, "overview_cell")
+    seen, following = snapshot(5, 1, ("acme", "blue", None, None, None)), Painters(9)
+    _, seated = sheets(following, ["acme", "blue"], 1, seen)
+    # Five racks for those without a GPU, and the one of each tenant.
+    assert [frame.rack.name for frame in drawn] == [*(f"rack-0{n}" for n in range(5)), "rack-00", "rack-01"]
+    drawn.clear()
+    later = time_passes(snapshot(5, 1, ("acme", "blue", None, None, "crimson")), 9)
+    (acme, blue), _ = sheets(following, ["acme", "blue"], 2, later, seated)
+    assert [frame.rack.name for frame in drawn] == ["rack-04"]
+    changed = cell_id("rack-04")
+    assert [id_ for id_, _ in acme.since(1) if id_ in acme.cells] == [changed]
+    assert acme.cells[changed] is blue.cells[changed]
+
+
+@pytest.mark.parametrize("skipped", [False, True], ids=["each reading", "every other reading"])
+def test_a_rack_that_a_tenant_gave_back_is_sent_to_it(monkeypatch, skipped):
+    monkeypatch.setattr(painters, "WHOLE_RACKS", 0)
+    seen, following = snapshot(5, 1, ("acme", "blue", None, None, None)), Painters(9)
+    (first, _), seated = sheets(following, ["acme", "blue"], 1, seen)
+    blues = snapshot(5, 1, ("blue", "blue", None, None, None))
+    given = msgspec.structs.replace(blues, tenants=seen.tenants)
+    if skipped:
+        _, seated = sheets(following, ["blue"], 2, given, seated)
+    (acme,), seated = sheets(following, ["acme"], 3, given, seated)
+    cell = next(iter(first.cells))
+    assert [id_ for id_, _ in acme.since(1) if id_ in acme.cells] == [cell]
+    (again,), _ = sheets(following, ["acme"], 4, time_passes(given, 9), seated)
+    assert [id_ for id_, _ in again.since(3) if id_ in again.cells] == []
 
 
 def test_a_reading_in_which_nothing_changed_is_no_work(monkeypatch):

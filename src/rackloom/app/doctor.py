@@ -12,9 +12,10 @@ enough.
 Each finding carries a command that mends it. `command_access` derives from the same sources with which
 kubeconfig, address and credentials `kubectl` and `rackloom admin` reach this site, and what the
 operator's environment still lacks for it.
+
+Each source imports its own reader: a folder without a site loads no database, no API client and no settings.
 """
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -22,33 +23,24 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from sqlalchemy import make_url
 
-from rackloom.app.config import AdminConfig, Config, load_config
-from rackloom.app.home import Home, default_home
-from rackloom.app.site.cluster import cluster_client
-from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.app.snapshot.fabric import Staleness
-from rackloom.app.snapshot.readers import PostgresRecordReader, RecordReader, SqliteRecordReader, is_running
-from rackloom.claim.kube.api import KubeError, NotFound
-from rackloom.claim.kube.client import KubeClient, connect
-from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
-from rackloom.core.cluster.objects import NAMESPACE
-from rackloom.core.diagnosis.checks.host_imex import check_host
-from rackloom.core.diagnosis.checks.host_nics import check_host_links, check_host_nics, locate_host
-from rackloom.core.diagnosis.examination import examine, steps_of
+from rackloom.app.home import Home, default_home, existing_database
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import SiteCommands, with_site_commands
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused, Retry
-from rackloom.prove.collectors.host import collect_host
-from rackloom.topology.discovery.discover import build_machine
 from rackloom.topology.discovery.sysfs import OWN_ROOT, Sysroot, read_host
+
+if TYPE_CHECKING:
+    from rackloom.app.config import AdminConfig, Config
+    from rackloom.app.snapshot.fabric import Staleness
+    from rackloom.app.snapshot.readers import RecordReader
+    from rackloom.claim.kube.client import KubeClient
 
 # One host with NVIDIA GPUs, below the directory where its file system is seen.
 
@@ -75,6 +67,11 @@ def host_findings(root: Path, snapshot: SiteSnapshot) -> tuple[Finding, ...]:
     If the host is a node of the cluster in `snapshot`, the cluster adds the container runtime, whether its
     IMEX daemon has reported its mesh, and the names of its devices.
     """
+    from rackloom.core.diagnosis.checks.host_imex import check_host
+    from rackloom.core.diagnosis.checks.host_nics import check_host_links, check_host_nics, locate_host
+    from rackloom.prove.collectors.host import collect_host
+    from rackloom.topology.discovery.discover import build_machine
+
     host = read_host(Sysroot(root))
     machine = build_machine(host)
     here = locate_host(machine, host_name(root), snapshot)
@@ -112,6 +109,8 @@ def command_access(
             instead=f"rackloom token --home {quote(str(home))} --org demo --role PROVIDER_ADMIN",
             then="rackloom up serves REST alone: with this token it does what elsewhere does",
         )
+    from rackloom.app.config import load_config
+
     site = load_config(config)
     if not cluster and kubeconfig is None and context is None and site.kubernetes is not None:
         kubectl = _kubectl_options(site.kubernetes.kubeconfig, site.kubernetes.context)
@@ -133,7 +132,7 @@ def _kubectl_options(kubeconfig: Path | None, context: str | None) -> str:
     return f"{file} {'' if context is None else f'--context {quote(context)}'}".strip()
 
 
-def _admin_address(admin: AdminConfig, environment: Mapping[str, str]) -> str:
+def _admin_address(admin: "AdminConfig", environment: Mapping[str, str]) -> str:
     if "RACKLOOM_ADMIN_SITE" in environment:
         return ""
     host, _, port = admin.listen.rpartition(":")
@@ -185,7 +184,7 @@ def choose_sources(sources: DoctorSources) -> DoctorSources:
     if any((sources.home, sources.config, *cluster, sources.transfers, sources.sysroot)):
         return found if sources.home is None else _with_home(found, sources.home)
     home = default_home()
-    if (home / "site.db").is_file():
+    if Home(home).database.is_file():
         return _with_home(found, home)
     if own is None:
         raise Refused(
@@ -225,9 +224,21 @@ def _untold(what: str, total: int | None = None) -> Iterator[Callable[[], object
 def diagnose(sources: DoctorSources, stage: Stage = _untold) -> DoctorResult:
     """Read everything once and examine it. Raises Refused for sources that do not exist."""
     sources = choose_sources(sources)
+    # Only now is there something to examine.
+    import asyncio
+
+    from rackloom.core.diagnosis.examination import examine, steps_of
+
     root = sources.sysroot
     with stage("reading the site"):
-        snapshot = asyncio.run(read_snapshot(sources, time.time()))
+        read: list[SiteSnapshot] = []
+
+        async def keep() -> None:
+            # Not as the result of the task: `asyncio.run` writes that out as text, twice, when it ends.
+            read.append(await read_snapshot(sources, time.time()))
+
+        asyncio.run(keep())
+        snapshot = read[0]
         host = () if root is None else host_findings(root, snapshot)
     with stage("checks done", steps_of(snapshot)) as step:
         findings = examine(snapshot, host=host, between=step)
@@ -248,23 +259,32 @@ async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:
     A database server that does not answer makes its layers unknown; everything else is read. Raises Refused
     for sources that do not exist.
     """
-    config = None if sources.config is None else load_config(sources.config)
+    from rackloom.app.snapshot.assemble import site_snapshot
+
+    config = None
+    if sources.config is not None:
+        from rackloom.app.config import load_config
+
+        config = load_config(sources.config)
     async with AsyncExitStack() as stack:
         records = await stack.enter_async_context(_record_reader(sources, config))
         cluster = _cluster(sources, config, now)
-        if isinstance(cluster, KubeClient):
-            await stack.enter_async_context(cluster)
-            await _check_namespace(cluster, sources.namespace)
+        lost_cluster = (cluster,) if isinstance(cluster, LayerStatus) else ()
+        api = None if isinstance(cluster, LayerStatus) else cluster
+        if api is not None:
+            await stack.enter_async_context(api)
+            await _check_namespace(api, sources.namespace)
         configured = None if config is None else config.kubernetes
         read = partial(
             site_snapshot,
             now,
-            cluster=cluster if isinstance(cluster, KubeClient) else None,
+            cluster=api,
             transfers=_checked_directory(sources.transfers or (config.map.transfers if config else None)),
             namespace=sources.namespace or (configured.namespace if configured else DEFAULT_DAEMON_NAMESPACE),
         )
         try:
-            snapshot = await read(records=records, stale=_staleness(sources, config, now))
+            stale = None if records is None else _staleness(sources, config, now)
+            snapshot = await read(records=records, stale=stale)
         except Retry as unanswered:
             # The database server does not answer: read the other layers without it.
             snapshot, fix = await read(), _database_command(sources, config)
@@ -275,21 +295,25 @@ async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:
             snapshot = msgspec.structs.replace(snapshot, layers=(*lost, *snapshot.layers))
         else:
             snapshot = _mark_simulated(snapshot, sources, config)
-        if isinstance(cluster, LayerStatus):
-            return msgspec.structs.replace(snapshot, layers=(*snapshot.layers, cluster))
-        return snapshot
+        return msgspec.structs.replace(snapshot, layers=(*snapshot.layers, *lost_cluster))
 
 
-def _cluster(sources: DoctorSources, config: Config | None, now: float) -> KubeClient | LayerStatus | None:
+def _cluster(
+    sources: DoctorSources, config: "Config | None", now: float
+) -> "KubeClient | LayerStatus | None":
     """The cluster that was named, else that of the site's configuration.
 
     The configured kubeconfig may be for the machine of the service. If it cannot be used here, the cluster
     layer is unknown, and everything else is read.
     """
     if sources.cluster or sources.kubeconfig is not None or sources.context is not None:
+        from rackloom.claim.kube.client import connect
+
         return connect(sources.kubeconfig, sources.context, user_agent=_USER_AGENT)
     if config is None or config.kubernetes is None:
         return None
+    from rackloom.app.site.cluster import cluster_client
+
     try:
         return cluster_client(config.kubernetes, _USER_AGENT)
     except Refused as error:
@@ -302,10 +326,14 @@ def _cluster(sources: DoctorSources, config: Config | None, now: float) -> KubeC
         )
 
 
-async def _check_namespace(api: KubeClient, named: str | None) -> None:
+async def _check_namespace(api: "KubeClient", named: str | None) -> None:
     """Raises Refused for a namespace that does not exist: no daemon could be found in it."""
     if named is None:
         return
+    from rackloom.claim.kube.api import KubeError, NotFound
+    from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
+    from rackloom.core.cluster.objects import NAMESPACE
+
     try:
         await api.get(NAMESPACE, named)
     except NotFound as missing:
@@ -318,7 +346,7 @@ async def _check_namespace(api: KubeClient, named: str | None) -> None:
         return  # A refusal or a missing answer becomes the status of the whole layer.
 
 
-def _mark_simulated(snapshot: SiteSnapshot, sources: DoctorSources, config: Config | None) -> SiteSnapshot:
+def _mark_simulated(snapshot: SiteSnapshot, sources: DoctorSources, config: "Config | None") -> SiteSnapshot:
     """Mark fabric and site as simulated if the home holds a twin: then it has no other switches."""
     folder = sources.home or (config.database.sqlite if config else None)
     if folder is None or not Home(folder).twin.is_dir():
@@ -326,8 +354,10 @@ def _mark_simulated(snapshot: SiteSnapshot, sources: DoctorSources, config: Conf
     return msgspec.structs.replace(snapshot, simulated=(Layer.FABRIC, Layer.SITE, *snapshot.simulated))
 
 
-def _database_command(sources: DoctorSources, config: Config | None) -> str:
+def _database_command(sources: DoctorSources, config: "Config | None") -> str:
     """A command that tests whether the database server answers. It contains no password."""
+    from sqlalchemy import make_url
+
     url = None if config is None else make_url(config.database.postgresql or "")
     host = f" --host {quote(url.host)}" if url is not None and url.host else ""
     port = f" --port {url.port}" if url is not None and url.port else ""
@@ -335,14 +365,20 @@ def _database_command(sources: DoctorSources, config: Config | None) -> str:
 
 
 @asynccontextmanager
-async def _record_reader(sources: DoctorSources, config: Config | None) -> AsyncIterator[RecordReader | None]:
-    if sources.home is not None:
-        yield SqliteRecordReader(sources.home)
-    elif config is None or sources.config is None:
+async def _record_reader(
+    sources: DoctorSources, config: "Config | None"
+) -> AsyncIterator["RecordReader | None"]:
+    folder = sources.home or (config.database.sqlite if config else None)
+    if folder is not None:
+        _check_database(folder, sources.config)
+        from rackloom.app.snapshot.readers import SqliteRecordReader
+
+        yield SqliteRecordReader(folder)
+    elif config is None:
         yield None
-    elif config.database.sqlite is not None:
-        yield _sqlite_reader(config.database.sqlite, sources.config)
     else:
+        from rackloom.app.snapshot.readers import PostgresRecordReader
+
         reader = PostgresRecordReader(config.database.postgresql or "")
         try:
             yield reader
@@ -350,10 +386,12 @@ async def _record_reader(sources: DoctorSources, config: Config | None) -> Async
             await reader.close()
 
 
-def _sqlite_reader(folder: Path, config: Path) -> SqliteRecordReader:
+def _check_database(folder: Path, config: Path | None) -> None:
     try:
-        return SqliteRecordReader(folder)
+        existing_database(folder)
     except Refused as missing:
+        if config is None:
+            raise
         raise Refused(
             f"{missing.reason}, which [database] of {config} names",
             nearest_fix=f"correct sqlite there, or start the site, which makes it: rackloom serve --config "
@@ -361,8 +399,11 @@ def _sqlite_reader(folder: Path, config: Path) -> SqliteRecordReader:
         ) from missing
 
 
-def _staleness(sources: DoctorSources, config: Config | None, now: float) -> Staleness:
+def _staleness(sources: DoctorSources, config: "Config | None", now: float) -> "Staleness":
     """How old readings may be; with SQLite also whether the service that reads the fabrics runs."""
+    from rackloom.app.snapshot.fabric import Staleness
+    from rackloom.app.snapshot.readers import is_running
+
     if config is None:
         home, seconds = sources.home, DEFAULT_VALID_SECONDS
         start = f"rackloom up --home {quote(str(home))}"

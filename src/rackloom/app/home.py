@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer
 from rackloom.errors import Refused
 
 
@@ -32,6 +31,11 @@ class Home(msgspec.Struct, frozen=True):
     def keys(self) -> Path:
         """Private key of the local token issuer."""
         return self.path / "keys"
+
+    @property
+    def database(self) -> Path:
+        """The site's records, without PostgreSQL."""
+        return self.path / "site.db"
 
     @property
     def log(self) -> Path:
@@ -65,6 +69,14 @@ class Home(msgspec.Struct, frozen=True):
             ) from error
 
 
+def existing_database(home: Path) -> Path:
+    """The site's database in `home`. Raises Refused if there is none."""
+    file = Home(home).database
+    if not file.is_file():
+        raise Refused(f"there is no site in {home}", nearest_fix="name the home of `rackloom up` with --home")
+    return file
+
+
 def default_home() -> Path:
     """$RACKLOOM_HOME; without it, `rackloom` under the XDG data directory."""
     if named := os.environ.get("RACKLOOM_HOME"):
@@ -74,27 +86,27 @@ def default_home() -> Path:
 
 
 _ORG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_MAX_TOKEN_HOURS = int(LOCAL_LIFETIME / 3600)
 
 
 def mint_token(home: Home, *, org: str, roles: Sequence[str], hours: float) -> str:
     """A bearer token for `org`. Refused when no site lives in `home`."""
-    _check_token_request(org, hours)
     if not home.keys.is_dir():
         raise Refused(
             f"no site lives in {home.path}",
             nearest_fix=f"start one with: rackloom up --home {home.path}",
         )
+    # Imported on use: most of those who have a home sign nothing.
+    from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer
+
+    _check_token_request(org, hours, int(LOCAL_LIFETIME / 3600))
     return LocalIssuer(home.keys).mint(org, tuple(dict.fromkeys(roles)), now=time.time(), ttl=hours * 3600)
 
 
-def _check_token_request(org: str, hours: float) -> None:
+def _check_token_request(org: str, hours: float, most_hours: int) -> None:
     if not _ORG_NAME.fullmatch(org):
         raise Refused(
             f"{org!r} cannot be an organisation: it is part of a path",
             nearest_fix="use letters, digits, dots, dashes and underscores, 63 at most",
         )
-    if not 0 < hours <= _MAX_TOKEN_HOURS:
-        raise Refused(
-            f"a token cannot be valid for {hours} hours", nearest_fix=f"use up to {_MAX_TOKEN_HOURS}"
-        )
+    if not 0 < hours <= most_hours:
+        raise Refused(f"a token cannot be valid for {hours} hours", nearest_fix=f"use up to {most_hours}")

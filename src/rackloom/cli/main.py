@@ -28,11 +28,12 @@ app = App(
     - anybody: `rackloom demo`, on simulated racks
     - a tenant: `rackloom partition --help`
     - an operator of racks: `rackloom serve --help`, `rackloom doctor`
-    - a platform engineer: `rackloom claim check FILE`, `rackloom place FILE --profile gb200-nvl72`
+    - a platform engineer: `rackloom claim check FILE`, `rackloom place --help`
     - a performance engineer: `rackloom transfer run`
 
-    Every command has `-q` (results and errors only) and `-v` (what is asked of which system); what prints
-    data has `-o json` too. `rackloom help COMMAND` shows one command, `rackloom version` prints the version.
+    Every command has `-q` (results and errors only) and `-v` (what is asked of
+    which system); what prints data has `-o json` too. `rackloom help COMMAND`
+    shows one command, `rackloom version` prints the version.
 
     Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
     """,
@@ -111,6 +112,9 @@ def main() -> None:
             break
         command = command[word]
     describe(command)
+    if command.default_command is None:
+        # A list of commands is plain text: loading Markdown takes as long as all else.
+        command.help_format = "plaintext"
     try:
         result = _run_command()
         sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.

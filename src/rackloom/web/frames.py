@@ -97,29 +97,34 @@ class RackFrames(msgspec.Struct, frozen=True):
     """The viewer's part of the map, with the findings that concern the viewer."""
     places: PlacesByName = {}
     """The locations of all that findings and operations name."""
-    own: TenantRacks = TenantRacks()
+    tenancy: TenantRacks = TenantRacks()
     named: Memo[str, MapRack, RackPlaces] = {}
     facts: Memo[str, _FactsInput, _SiteFacts] = {}
     memo: Memo[str, _FrameInput, RackFrame] = {}
-
-    @property
-    def frames(self) -> dict[str, RackFrame]:
-        """Every rack of the map, by name and in order."""
-        return {name: frame for name, (_, frame) in self.memo.items()}
+    """Those that were made for this viewer."""
+    frames: Mapping[str, RackFrame] = {}
+    """Every rack of the map, by name and in order."""
 
 
-def rack_frames(whole: SiteMap) -> dict[str, RackFrame]:
+def rack_frames(whole: SiteMap) -> Mapping[str, RackFrame]:
     """Every rack of a map, by name and in order."""
     return update_rack_frames(whole, None, RackFrames()).frames
 
 
-def update_rack_frames(site: SiteMap, org: str | None, before: RackFrames) -> RackFrames:
+def update_rack_frames(
+    site: SiteMap, org: str | None, before: RackFrames, nobodys: RackFrames | None = None
+) -> RackFrames:
     """The frames of the part of a site that an organisation sees. None sees everything.
 
-    Frames whose input equals that of `before` are the same objects.
+    Frames whose input equals that of `before` are the same objects. `nobodys` are the frames of the same map
+    for `NOBODY`, which the organisation shares where it holds nothing.
     """
-    whole, own = (site, before.own) if org is None else tenant_map(site, org, before.own)
-    named = recompute_changed(before.named, {rack.name: rack for rack in whole.racks}, RackPlaces)
+    whole, tenancy = site, before.tenancy
+    if org is not None:
+        whole, tenancy = tenant_map(site, org, tenancy, None if nobodys is None else nobodys.whole)
+    # The racks of which somebody who holds nothing has no equal picture.
+    racks = whole.racks if nobodys is None else [shown.rack for _, shown in tenancy.shown.values()]
+    named = recompute_changed(before.named, {rack.name: rack for rack in racks}, RackPlaces)
     # Names are looked up in the viewer's own part: a tenant is led to its own GPUs alone.
     wanted = {place for finding in site.findings or () for place in finding.where}
     wanted.update(place for happening in whole.happenings for place in happening.places)
@@ -141,10 +146,12 @@ def update_rack_frames(site: SiteMap, org: str | None, before: RackFrames) -> Ra
             tuple([records[uuid] for uuid in sorted(rack.domains) if uuid in records]),
             None if marks is None else marks.get(rack.name, _NO_MARKS),
         )
-        for rack in whole.racks
+        for rack in racks
     }
     memo = recompute_changed(before.memo, inputs, _rack_frame)
-    return RackFrames(whole, places, own, named, facts, memo)
+    own = {name: frame for name, (_, frame) in memo.items()}
+    frames = own if nobodys is None else {**nobodys.frames, **own}
+    return RackFrames(whole, places, tenancy, named, facts, memo, frames)
 
 
 _NO_MARKS = RackMarks()

@@ -156,7 +156,7 @@ class MapRack(msgspec.Struct, frozen=True, kw_only=True):
     """The domains of its GPUs; an empty name stands for an unknown one."""
     nodes: frozenset[str]
     tenants: frozenset[str]
-    """Ids of the tenants that have a machine in it."""
+    """Ids of the tenants that have a machine in it, or for which a tray of it is reserved."""
 
     @property
     def spots(self) -> list[tuple[int, int]]:
@@ -174,12 +174,14 @@ def rack_of_trays(trays: tuple[MapTray, ...]) -> MapRack:
     """The rack of some trays, the highest first."""
     gpus = [gpu for tray in trays for gpu in tray]
     chains = [gpu.chain for gpu in gpus if gpu.chain is not None]
+    machines = [chain.machine for chain in chains if chain.machine is not None]
+    holders = (*(gpu.reserved_for for gpu in gpus), *(machine.tenant for machine in machines))
     return MapRack(
         name=gpus[0].place.rack,
         trays=trays,
         domains=frozenset(gpu.domain for gpu in gpus),
         nodes=frozenset(chain.node.name for chain in chains if chain.node is not None),
-        tenants=frozenset(chain.machine.tenant for chain in chains if chain.machine and chain.machine.tenant),
+        tenants=frozenset(filter(None, holders)),
     )
 
 

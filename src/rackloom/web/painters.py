@@ -8,7 +8,8 @@ panels, and the racks that this viewer has opened.
 
 Each kind has colours of its own: letters that skip some would tell a tenant how many groups others have.
 A painter is kept while a stream is drawn by it, because a new one would give other colours and send every
-rack again; of idle painters the 32 that were used last are kept.
+rack again; of idle painters the 32 that were used last are kept. Racks in which an organisation holds
+nothing look alike to all organisations: they are drawn once in each mode, by a painter that all share.
 
 A page that shows the past is drawn by a painter of its own, beside the one of the present and in its
 colours: moving on through the history costs what differs between two times.
@@ -54,6 +55,7 @@ from rackloom.web.racks import (
     legend_entries,
 )
 from rackloom.web.serial_thread import SerialThread
+from rackloom.web.tenancy import NOBODY
 from rackloom.web.view import WHOLE_RACKS
 
 # One kind of viewer.
@@ -147,12 +149,23 @@ class PainterMemory(msgspec.Struct, kw_only=True):
 
 
 class Painter:
-    """Draws what one kind of viewer sees in one mode; `org` None sees everything."""
+    """Draws what one kind of viewer sees in one mode; `org` None sees everything.
+
+    `nobodys` draws the same for `NOBODY`. Racks in which an organisation holds nothing are taken from there.
+    """
 
     def __init__(
-        self, org: str | None, mode: ColourMode, switch_trays: int, colours: MapColours | None = None
+        self,
+        org: str | None,
+        mode: ColourMode,
+        switch_trays: int,
+        colours: MapColours | None = None,
+        nobodys: "Painter | None" = None,
     ) -> None:
         self._org = org
+        if org and nobodys is None:
+            nobodys = Painter(NOBODY, mode, switch_trays)
+        self._nobodys = nobodys
         self._mode = mode
         self._switch_trays = switch_trays
         # One palette per kind of viewer: gaps in the letters would reveal how many groups others have.
@@ -162,6 +175,9 @@ class Painter:
         self._past_maps = 0
         self.memory = PainterMemory()
         self._sheet = PageSheet()
+        self._now = LiveReading(number=0, whole=SiteMap(at=0.0))
+        self._names: dict[str, str] = {}
+        """The racks of the site by id, in order."""
         self._parts: dict[str, PagePart] = {}
         """Racks as they were last drawn whole, by id: those that were asked for last come last."""
 
@@ -170,12 +186,12 @@ class Painter:
 
         For an older reading, the parts as of the newest.
         """
-        if now.number > self._sheet.number:
-            self._sheet = self._next_sheet(now)
+        self._follow(now)
         # The racks that this viewer sees whole, by id and in the order of the site.
-        frames = {rack_id(name): frame for name, frame in self.memory.frames.frames.items()}
-        shown = {id_: frame for id_, frame in frames.items() if len(frames) <= WHOLE_RACKS or id_ in opened}
-        others = [id_ for id_ in self._parts if id_ in frames and id_ not in shown]
+        frames, names = self.memory.frames.frames, self._names
+        wanted = names.keys() if len(names) <= WHOLE_RACKS else names.keys() & opened
+        shown = {id_: frames[name] for id_, name in names.items() if id_ in wanted} if wanted else {}
+        others = [id_ for id_ in self._parts if id_ in names and id_ not in shown]
         kept = others[max(0, len(others) - RACKS_KEPT) :]
         before = self.memory.opened
         drawn = recompute_changed(before, shown, lambda frame: drawn_rack(frame, self._mode, self._colours))
@@ -191,18 +207,29 @@ class Painter:
         self._past_maps += 1
         return self._past.follow(LiveReading(number=self._past_maps, whole=whole), opened)
 
+    def _follow(self, now: LiveReading) -> None:
+        """Have the sheet of a reading, or of the newest that the painter of `NOBODY` has met."""
+        if self._nobodys is not None:
+            self._nobodys._follow(now)
+            now = self._nobodys._now
+        if now.number > self._now.number:
+            self._now, self._sheet = now, self._next_sheet(now)
+
     def _next_sheet(self, now: LiveReading) -> PageSheet:
         before = self._sheet
-        results = self._follow_racks(now.whole)
+        self._follow_racks(now.whole)
         whole, places = self.memory.frames.whole, self.memory.frames.places
         legend = legend_entries(self.memory.groups, self._colours)
-        same = [rack.name for rack in whole.racks] == [rack.name for rack in before.whole.racks]
+        names = list(self.memory.frames.frames)
+        same = names == list(self._names.values())
+        if not same:
+            self._names = {rack_id(name): name for name in names}
         return PageSheet(
             number=now.number,
             whole=whole,
             places=places,
             # How a cell is drawn depends on how many there are.
-            cells=self._cells([result.cell for result in results], before.cells if same else {}, now.number),
+            cells=self._cells(before.cells if same else {}, now.number),
             panels={
                 id_: self._part(before.panels, id_, text, now.number)
                 for id_, text in self._texts(now, whole, places, legend)
@@ -214,20 +241,19 @@ class Painter:
             regrouped=before.regrouped if same else now.number,
         )
 
-    def _follow_racks(self, whole: SiteMap) -> list[FrameResult]:
+    def _follow_racks(self, whole: SiteMap) -> None:
         """Look at the racks that changed; the sums over all racks follow from these."""
-        memory = self.memory
-        memory.frames = update_rack_frames(whole, self._org, memory.frames)
+        memory, others = self.memory, None if self._nobodys is None else self._nobodys.memory
+        shared = None if others is None else others.frames
+        memory.frames = update_rack_frames(whole, self._org, memory.frames, shared)
+        own = {name: frame for name, (_, frame) in memory.frames.memo.items()}
         memory.grouped = recompute_changed(
-            memory.grouped, memory.frames.frames, lambda frame: colour_groups(frame, self._mode)
+            memory.grouped, own, lambda frame: colour_groups(frame, self._mode)
         )
         # All groups at once, before a rack is drawn: those that are called by a colour choose first.
         groups = {group for _, counts in memory.grouped.values() for group in counts}
         self._colours.groups.give_hues(groups - memory.groups.keys())
-        before, memory.results = (
-            memory.results,
-            recompute_changed(memory.results, memory.frames.frames, self._result),
-        )
+        before, memory.results = memory.results, recompute_changed(memory.results, own, self._result)
         now = memory.results
         gone = [entry[1] for name, entry in before.items() if now.get(name) is not entry]
         come = [entry[1] for name, entry in now.items() if before.get(name) is not entry]
@@ -237,12 +263,15 @@ class Painter:
             memory.groups.update(result.groups)
         # Without the groups of which no GPU is left.
         memory.groups = +memory.groups
-        results = [result for _, result in memory.results.values()]
-        if [result.room for result in gone] != [result.room for result in come]:
-            memory.room = site_capacity([result.room for result in results])
+        results = [result for _, result in now.values()]
         if [result.counts for result in gone] != [result.counts for result in come]:
+            # Somebody else's GPUs are in no number of a tenant's.
             memory.counts = site_counts([result.counts for result in results])
-        return results
+        if others is not None and all(others.results[name][1].room == now[name][1].room for name in now):
+            memory.room = others.room
+        elif others is not None or [result.room for result in gone] != [result.room for result in come]:
+            every = {**({} if others is None else others.results), **now}
+            memory.room = site_capacity([result.room for _, result in every.values()])
 
     def _result(self, frame: RackFrame) -> FrameResult:
         counts = rack_counts(frame)
@@ -260,18 +289,25 @@ class Painter:
         markup = render.render_rack(drawn, self._switch_trays)
         return PagePart(markup=markup, changed=self._sheet.number, drawn=drawn)
 
-    def _cells(
-        self, cells: Sequence[OverviewCell], known: Mapping[str, PagePart], number: int
-    ) -> dict[str, PagePart]:
+    def _cells(self, known: Mapping[str, PagePart], number: int) -> dict[str, PagePart]:
         """The cells of all racks by id; of a site that is drawn whole none."""
-        trays = len(cells) <= render.TRAY_CELLS
-        parts = {}
-        for cell in cells if len(cells) > WHOLE_RACKS else ():
-            before = known.get(cell.id)
+        racks = len(self.memory.frames.frames)
+        if racks <= WHOLE_RACKS:
+            return {}
+        trays = racks <= render.TRAY_CELLS
+        parts = dict(self._nobodys._sheet.cells) if self._nobodys is not None else {}
+        for _, result in self.memory.results.values():
+            cell, before = result.cell, known.get(result.cell.id)
             if before is None or before.drawn != cell:
                 markup = render.render_cell(cell, self._mode, trays=trays)
                 before = PagePart(markup=markup, changed=number, drawn=cell)
             parts[cell.id] = before
+        # A rack that the tenant gave back changed now, though not for those who held nothing in it.
+        for id_, before in known.items():
+            if (part := parts[id_]) is before or part.changed == number:
+                continue
+            same = part.drawn == before.drawn
+            parts[id_] = before if same else msgspec.structs.replace(part, changed=number)
         return parts
 
     def _part(self, known: Mapping[str, PagePart], id_: str, markup: str, number: int) -> PagePart:
@@ -311,6 +347,7 @@ class Painters:
     def __init__(self, switch_trays: int) -> None:
         self._switch_trays = switch_trays
         self._painters: OrderedDict[ViewerKind, Painter] = OrderedDict()
+        self._nobodys = {mode: Painter(NOBODY, mode, switch_trays) for mode in ColourMode}
         self._streams: Counter[ViewerKind] = Counter()
         self._thread = SerialThread()
 
@@ -333,7 +370,10 @@ class Painters:
         return await self._thread.run(lambda: self._painter(kind).follow_past(whole, opened))
 
     def _painter(self, kind: ViewerKind) -> Painter:
-        painter = self._painters.setdefault(kind, Painter(*kind, self._switch_trays))
+        org, mode = kind
+        nobodys = self._nobodys[mode] if org else None
+        painter = self._painters.get(kind) or Painter(org, mode, self._switch_trays, nobodys=nobodys)
+        self._painters[kind] = painter
         self._painters.move_to_end(kind)
         idle = [known for known in self._painters if known not in self._streams]
         for least_recent in idle[: max(0, len(idle) - KINDS_KEPT)]:

@@ -131,9 +131,11 @@ def _names_of_gpu(gpu: MapGpu, chain: GpuChain) -> Iterator[str]:
 
 def places_named(racks: Iterable[RackPlaces], wanted: Collection[str]) -> PlacesByName:
     """The locations of some names, in the order of the racks."""
-    names, coarse = frozenset(wanted), frozenset(map(_coarse, wanted))
-    some = [rack.by_name for rack in racks if not coarse.isdisjoint(rack.coarse)] if names else []
-    return grouped((name, spot) for rack in some for name in rack.keys() & names for spot in rack[name])
+    # Each rack is asked for the few names that it may have: a large site has many of both.
+    names = grouped((_coarse(name), name) for name in frozenset(wanted))
+    coarse = frozenset(names)
+    named = ((rack, name) for rack in racks for found in rack.coarse & coarse for name in names[found])
+    return grouped((name, spot) for rack, name in named for spot in rack.by_name.get(name, ()))
 
 
 def finest_names(where: Sequence[str]) -> tuple[str, ...]:

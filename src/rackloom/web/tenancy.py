@@ -12,6 +12,9 @@ the tenant's: the owner of a claim writes which domain it asks for, and may name
 
 Node names that tell trays apart are replaced with numbers in the same order.
 
+A rack in which a tenant holds nothing looks the same to every such tenant. It is taken from the map of
+`NOBODY`, who holds nothing anywhere, and only the other racks are made for the tenant.
+
 Three memos make a reading cost what changed in it. Each rack passes them in turn, and each sees all that it
 depends on:
 
@@ -31,6 +34,9 @@ from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
 from rackloom.web.model import NO_RACK, MapGpu, MapRack, SiteMap, rack_of_trays
+
+NOBODY = ""
+"""Stands for an organisation that holds nothing: no organisation has this name."""
 
 # What each step depends on, and what it makes.
 
@@ -124,46 +130,49 @@ class TenantRacks(msgspec.Struct, frozen=True, kw_only=True):
 # The tenant's part.
 
 
-def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, TenantRacks]:
+def tenant_map(
+    whole: SiteMap, org: str, before: TenantRacks, nobodys: SiteMap | None = None
+) -> tuple[SiteMap, TenantRacks]:
     """The part of a map that the tenant of an organisation may see.
 
-    Racks that equal those of `before` for the same organisation keep their values.
+    Racks that equal those of `before` for the same organisation keep their values. `nobodys` is the same map
+    for `NOBODY`; without it, every rack is made for this tenant.
     """
     tenant = next((id_ for id_, name in whole.tenants.items() if name == org), None)
+    mine = whole.racks if nobodys is None else [rack for rack in whole.racks if tenant in rack.tenants]
     # Numbers in place of the node names that distinguish trays, in the same order.
-    homeless = (rack for rack in whole.racks if rack.name == NO_RACK)
+    homeless = (rack for rack in mine if rack.name == NO_RACK)
     gpus = [gpu for rack in homeless for tray in reversed(rack.trays) for gpu in tray]
     names = dict.fromkeys(gpu.place.name.rack for gpu in gpus)
     nodes, none = {name: f"{number:06}" for number, name in enumerate(names)}, dict[str, str]()
-    inputs = {
-        rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else none) for rack in whole.racks
-    }
+    inputs = {rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else none) for rack in mine}
     own = recompute_changed(before.own, inputs, _own_rack)
     labelled = labelled_namespaces(whole, org)
     read_at = whole.layer(Layer.CLUSTER).at
-    answers = {uuid: (domain.answers, domain.disputed) for uuid, domain in whole.domains.items()}
     facts = {
-        name: _held_input(whole.at, read_at, answers, labelled, found) for name, (_, found) in own.items()
+        name: _held_input(whole.at, read_at, whole.domains, labelled, found)
+        for name, (_, found) in own.items()
     }
     held = recompute_changed(before.held, facts, _held_rack)
-    mine = _own_compute_domains([found for _, found in held.values()], labelled)
+    allowed = _own_compute_domains([found for _, found in held.values()], labelled)
     shown = recompute_changed(
-        before.shown, {name: _shown_input(found, mine) for name, (_, found) in held.items()}, _shown_rack
+        before.shown, {name: _shown_input(found, allowed) for name, (_, found) in held.items()}, _shown_rack
     )
-    racks = [found for _, found in shown.values()]
-    vpcs = frozenset[str | None]().union(*[rack.vpcs for rack in racks])
+    racks = {name: found for name, (_, found) in shown.items()}
+    vpcs = frozenset[str | None]().union(*[rack.vpcs for rack in racks.values()])
     # Only domains of its own pods: its nodes may still carry a domain of the previous tenant.
-    used = frozenset[str]().union(*[rack.compute_domains for rack in racks])
-    domains = recompute_changed(before.domains, whole.domains, _public_domain)
+    used = frozenset[str]().union(*[rack.compute_domains for rack in racks.values()])
+    domains = {} if nobodys else recompute_changed(before.domains, whole.domains, _public_domain)
+    others = nobodys.racks if nobodys else whole.racks
     own_map = SiteMap(
         at=whole.at,
         operator=False,
         layers=tuple(msgspec.structs.replace(layer, problem="") for layer in whole.layers),
-        domains={uuid: public for uuid, (_, public) in domains.items()},
-        racks=tuple([found.rack for found in racks]),
+        domains=nobodys.domains if nobodys else {uuid: public for uuid, (_, public) in domains.items()},
+        racks=tuple([racks[rack.name].rack if rack.name in racks else rack for rack in others]),
         compute_domains=tuple(domain for domain in whole.compute_domains if domain.uid in used),
         tenants={} if tenant is None else {tenant: org},
-        vpcs={uuid: name for uuid, name in whole.vpcs.items() if uuid in vpcs},
+        vpcs={uuid: whole.vpcs[uuid] for uuid in sorted(filter(None, vpcs)) if uuid in whole.vpcs},
         happenings=tuple(happening for happening in whole.happenings if happening.tenant == org),
     )
     return own_map, TenantRacks(own=own, held=held, shown=shown, domains=domains)
@@ -255,7 +264,7 @@ def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
 def _held_input(
     at: float,
     read_at: float | None,
-    answers: Mapping[str, _DomainAnswer],
+    domains: Mapping[str, NvlinkDomainRecord],
     labelled: frozenset[str],
     own: _OwnRack,
 ) -> _HeldInput:
@@ -270,7 +279,8 @@ def _held_input(
         own.undated and read_at is not None and read_at >= at,
         bisect_left(own.undated_transfers, at),
     )
-    here = tuple([answers.get(uuid, _NO_ANSWER) for uuid in own.domains])
+    records = [domains.get(uuid) for uuid in own.domains]
+    here = tuple([(seen.answers, seen.disputed) if seen is not None else _NO_ANSWER for seen in records])
     return _HeldInput(own, moment, here, labelled.intersection(own.namespaces))
 
 

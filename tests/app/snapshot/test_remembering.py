@@ -12,13 +12,16 @@ from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.carve.observation import latest
 from rackloom.carve.reconcile import records
+from rackloom.carve.store import journal
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import (
     domain_dispute,
     domain_pause,
+    foreign_tray,
     instance,
     machine,
     machine_gpu,
+    moved_gpu,
     observation,
     tenant,
     vpc,
@@ -82,7 +85,7 @@ class Site:
         await self.store.run(_moved, tray.slot, f"row {number % 3}")
 
     async def rename(self, number):
-        await self.store.run(_named, f"org-{number % 3}")
+        await self.store.run(_renamed, f"org-{number % 3}")
 
     async def label(self, number):
         name = f"node-{number % 2}"
@@ -137,16 +140,25 @@ class Site:
         await self.store.run(_removed, DOMAIN.trays[number % len(DOMAIN.trays)].slot)
 
 
+def _named(conn):
+    """Have the journals name the domain and its machines, as each change does."""
+    journal.increment_revisions(conn, [DOMAIN.uuid])
+    machines = conn.execute(sa.select(machine.c.id)).scalars()
+    journal.begin_histories(conn, [journal.StatusEntry(id_, "Ready", "") for id_ in machines], NOW)
+
+
 def _moved(conn, slot, rack):
+    _named(conn)
     conn.execute(sa.update(machine).where(machine.c.slot == slot).values(rack=rack))
 
 
-def _named(conn, org):
+def _renamed(conn, org):
     conn.execute(sa.update(tenant).values(org=org))
 
 
 def told_of(conn, slot, module, health):
     """The health of one GPU in the records."""
+    _named(conn)
     trays = sa.select(machine.c.id).where(machine.c.slot == slot)
     where = machine_gpu.c.machine_id.in_(trays), machine_gpu.c.module_id == module
     conn.execute(sa.update(machine_gpu).where(*where).values(health=health))
@@ -186,6 +198,7 @@ def _given(conn, slot, org):
 
 
 def _released(conn):
+    _named(conn)
     conn.execute(sa.delete(instance))
     conn.execute(sa.delete(vpc))
 
@@ -197,7 +210,8 @@ def _forgotten(conn, endpoint_id):
 def _removed(conn, slot):
     _released(conn)
     gone = sa.select(machine.c.id).where(machine.c.slot == slot)
-    conn.execute(sa.delete(machine_gpu).where(machine_gpu.c.machine_id.in_(gone)))
+    for table in (machine_gpu, moved_gpu, foreign_tray):
+        conn.execute(sa.delete(table).where(table.c.machine_id.in_(gone)))
     conn.execute(sa.delete(machine).where(machine.c.slot == slot))
 
 

@@ -12,8 +12,10 @@ from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import read_cluster
 from rackloom.app.snapshot.fabric import read_fabrics
 from rackloom.app.snapshot.records import read_records
+from rackloom.carve.inventory import endpoints, maintenance
 from rackloom.carve.reconcile import records
 from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.prepared import insert_row
 from rackloom.carve.store.schema import machine, reserved_tray, tray_reservation
 from rackloom.carve.tenancy import entitlements
@@ -69,6 +71,66 @@ async def test_one_gpu_that_falls_sick_is_one_chassis_fetched_and_made_again(sto
         is first.machines[-1]
     )
     assert later == await store.survey(lambda conn: read_records(conn, 0.0))
+
+
+async def test_a_frequent_reader_compares_the_chassis_that_a_journal_names(store, monkeypatch):
+    await store.run(_stand_elsewhere, DOMAIN.trays[0].slot)
+    known, compared = ReadCache(), []
+    follow = snapshot_records._named_chassis
+
+    def following(*seen):
+        marks, named = follow(*seen)
+        compared.append(named)
+        return marks, named
+
+    monkeypatch.setattr(snapshot_records, "_named_chassis", following)
+
+    async def read(at):
+        return await store.survey(
+            lambda conn: (read_fabrics(conn, FRESH, known), read_records(conn, at, known))[1]
+        )
+
+    first = await read(NOW)
+    assert await read(NOW + 5) == first
+    assert compared == [None, set()]
+    await store.run(
+        records.record_observation, (await store.read(endpoints.all_endpoints))[0].id, observed(NOW), NOW
+    )
+    assert (await read(NOW + 6), compared[-1]) == (first, set())
+    sick = observed(NOW + 1, health=GpuHealth.DEGRADED)
+    await store.run(
+        records.record_observation, (await store.read(endpoints.all_endpoints))[0].id, sick, NOW + 1
+    )
+    later = await read(NOW + 7)
+    assert [machine.health for machine in later.machines if machine.health]
+    assert DOMAIN.trays[0].chassis_serial in compared[-1]
+    free = next(machine.id for machine in later.machines if machine.chassis_serial == "elsewhere")
+    await store.run(maintenance.cordon_machine, free, OperatorOrder("op", "by hand", NOW + 8))
+    cordoned = await read(NOW + 9)
+    assert [machine.id for machine in cordoned.machines if machine.cordoned] == [free]
+    assert "elsewhere" in compared[-1]
+    assert cordoned == await store.survey(lambda conn: read_records(conn, NOW + 9))
+
+
+async def test_a_reading_that_failed_is_made_up_for(store, monkeypatch):
+    known = ReadCache()
+    await store.survey(lambda conn: read_records(conn, NOW, known))
+    await store.run(told_of, DOMAIN.trays[2].slot, 2, GpuHealth.DEGRADED)
+    with monkeypatch.context() as broken:
+        broken.setattr(snapshot_records, "_in_groups", lambda rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await store.survey(lambda conn: read_records(conn, NOW, known))
+    later = await store.survey(lambda conn: read_records(conn, NOW, known))
+    assert [machine.health for machine in later.machines if machine.health]
+
+
+async def test_what_no_journal_names_is_shown_within_half_a_minute(store):
+    known = ReadCache()
+    first = await store.survey(lambda conn: read_records(conn, NOW, known))
+    await store.run(_stand_elsewhere, DOMAIN.trays[0].slot)
+    assert await store.survey(lambda conn: read_records(conn, NOW + 29, known)) == first
+    later = await store.survey(lambda conn: read_records(conn, NOW + 30, known))
+    assert later == await store.survey(lambda conn: read_records(conn, NOW + 30)) != first
 
 
 def _stand_elsewhere(conn, slot):

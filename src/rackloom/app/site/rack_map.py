@@ -29,10 +29,11 @@ from rackloom.app.snapshot.background_examiner import Examiner
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import ClusterFreshness, Lister
 from rackloom.app.snapshot.fabric import Staleness
+from rackloom.app.snapshot.records import newest_entries
 from rackloom.carve.api.auth import Role, TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.partitions.ownership import ASKED_BY_SITE
 from rackloom.carve.store.database import Store
-from rackloom.carve.store.schema import domain_revision, operation, provider, site, status_history
+from rackloom.carve.store.schema import domain_revision, operation, provider, site
 from rackloom.carve.store.values import Rejected
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.index import at_domain, at_partition
@@ -176,7 +177,7 @@ def _records_version(conn: sa.Connection) -> tuple[object, ...]:
     last = conn.execute(sa.select(operation.c.id, operation.c.state).order_by(operation.c.id.desc()).limit(1))
     return (
         conn.execute(sa.select(sa.func.sum(domain_revision.c.revision))).scalar_one(),
-        conn.execute(sa.select(sa.func.max(status_history.c.id))).scalar_one(),
+        newest_entries(conn),
         *(tuple(row) for row in last),
     )
 

@@ -4,38 +4,36 @@ The doctor and the rack map read nothing else. `site_snapshot` asks each layer t
 out the others. An API server that does not answer, or a record that cannot be read, makes its layer
 unknown with the reason and a command that helps; the other layers are read all the same. Errors of the
 database pass through. The fabric layer is as old as its oldest reading; what a single domain lacks is
-part of that domain.
+part of that domain. Each layer's reader is imported when its layer is asked.
 """
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from rackloom.app.snapshot.cache import ReadCache
-from rackloom.app.snapshot.cluster import ClusterFreshness, Lister, read_cluster
-from rackloom.app.snapshot.fabric import Staleness, read_fabrics
-from rackloom.app.snapshot.readers import RecordReader
-from rackloom.app.snapshot.records import read_records, with_doubts
-from rackloom.carve.observation.latest import rfc3339
-from rackloom.claim.kube.api import KubeError
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused
-from rackloom.prove.collectors.transfers import read_transfers
+
+if TYPE_CHECKING:
+    from rackloom.app.snapshot.cache import ReadCache
+    from rackloom.app.snapshot.cluster import ClusterFreshness, Lister
+    from rackloom.app.snapshot.fabric import Staleness
+    from rackloom.app.snapshot.readers import RecordReader
 
 
 async def site_snapshot(
     now: float,
     *,
-    records: RecordReader | None = None,
-    stale: Staleness | None = None,
-    cluster: Lister | None = None,
-    reach: Callable[[], ClusterFreshness] | None = None,
+    records: "RecordReader | None" = None,
+    stale: "Staleness | None" = None,
+    cluster: "Lister | None" = None,
+    reach: "Callable[[], ClusterFreshness] | None" = None,
     transfers: Path | None = None,
-    known: ReadCache | None = None,
+    known: "ReadCache | None" = None,
     namespace: str = DEFAULT_DAEMON_NAMESPACE,
 ) -> SiteSnapshot:
     """What each layer reports at `now` (seconds since the epoch); a layer that is None was not asked.
@@ -48,19 +46,24 @@ async def site_snapshot(
     """
     snapshot = SiteSnapshot(at=now, layers=())
     if records is not None:
-        snapshot = await _with_records(
-            snapshot, records, stale or Staleness(now, DEFAULT_VALID_SECONDS), known
-        )
+        snapshot = await _with_records(snapshot, records, stale, known)
     if cluster is not None:
         snapshot = await _with_cluster(snapshot, cluster, reach, known, namespace)
     if transfers is not None and transfers.is_dir():  # noqa: ASYNC240 (one look)
+        import asyncio
+
         snapshot = await asyncio.to_thread(_with_transfers, snapshot, transfers)
     return snapshot
 
 
 async def _with_records(
-    snapshot: SiteSnapshot, records: RecordReader, stale: Staleness, known: ReadCache | None
+    snapshot: SiteSnapshot, records: "RecordReader", stale: "Staleness | None", known: "ReadCache | None"
 ) -> SiteSnapshot:
+    from rackloom.app.snapshot.fabric import Staleness, read_fabrics
+    from rackloom.app.snapshot.records import read_records, with_doubts
+    from rackloom.carve.observation.latest import rfc3339
+
+    stale = stale or Staleness(snapshot.at, DEFAULT_VALID_SECONDS)
     fabrics, site = await records.read(
         lambda conn: (read_fabrics(conn, stale, known), read_records(conn, snapshot.at, known))
     )
@@ -90,11 +93,14 @@ async def _with_records(
 
 async def _with_cluster(
     snapshot: SiteSnapshot,
-    api: Lister,
-    reach: Callable[[], ClusterFreshness] | None,
-    known: ReadCache | None,
+    api: "Lister",
+    reach: "Callable[[], ClusterFreshness] | None",
+    known: "ReadCache | None",
     namespace: str,
 ) -> SiteSnapshot:
+    from rackloom.app.snapshot.cluster import ClusterFreshness, read_cluster
+    from rackloom.claim.kube.api import KubeError
+
     freshness = ClusterFreshness(snapshot.at, None) if reach is None else reach()
     try:
         cluster = await read_cluster(api, known, namespace)
@@ -113,6 +119,8 @@ async def _with_cluster(
 
 
 def _with_transfers(snapshot: SiteSnapshot, folder: Path) -> SiteSnapshot:
+    from rackloom.prove.collectors.transfers import read_transfers
+
     try:
         found = read_transfers(folder)
     except Refused as error:

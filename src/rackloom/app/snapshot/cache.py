@@ -2,12 +2,13 @@
 
 `ReadCache` remembers results by the function that made them, so each function may be used for one kind of
 things only. `again` compares inputs by value, `each` compares Kubernetes objects by UID and
-resourceVersion, `unless` compares digests that a database computed. Each returns the same values as a
+resourceVersion, `unless` compares digests that a database computed. `marks` say up to where the journals of
+the records were read. Each returns the same values as a
 full reading, and the very same objects where nothing changed, which makes later comparisons cheap.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rackloom.app.snapshot.devices import DeviceCache
 from rackloom.core.cluster.objects import Object, uid_of, version_of
@@ -19,11 +20,27 @@ S = TypeVar("S")
 V = TypeVar("V")
 
 
+class RecordMarks(NamedTuple):
+    """Where the journals of the records ended at a reading."""
+
+    revisions: Mapping[str, int]
+    """Of each NVLink domain."""
+    newest: Mapping[str, int]
+    """Of each journal, the number of its newest entry."""
+    compared_at: float
+    """When all records were compared, whether or not a journal names them."""
+
+
 class ReadCache:
     """The memory of a frequent reader. Each function given to it must be used for one kind of input only."""
 
     def __init__(self) -> None:
         self.devices = DeviceCache()
+        self.marks: RecordMarks | None = None
+        self.shown: Mapping[str, Any] = {}
+        """The decoded reading of each NVLink domain."""
+        self.observed: set[str] = set()
+        """The domains whose reading was decoded since the records were read."""
         self._made: dict[Callable[..., Any], Memo[Any, Any, Any]] = {}
         self._decoded: dict[Callable[..., Any], tuple[list[Object], list[Any], dict[Any, Any]]] = {}
         self._read: dict[Callable[..., Any], dict[str, tuple[str, Any]]] = {}
@@ -56,10 +73,12 @@ class ReadCache:
         digests: Mapping[str, str],
         read: Callable[[S, Collection[str]], Mapping[str, V]],
         source: S,
+        among: Collection[str] | None = None,
     ) -> dict[str, V]:
         """What `read` returns for each name; a name with an unchanged digest keeps its previous value.
 
-        Equal digests must mean equal values. `read` is called once, for all other names.
+        Equal digests must mean equal values. `read` is called once, for all other names. Names that are not
+        `among` those of the digests keep their values too.
         """
         before = self._read.get(read, {})
         changed = [
@@ -69,5 +88,8 @@ class ReadCache:
         now = {
             name: (digest, found[name]) if name in found else before[name] for name, digest in digests.items()
         }
+        if among is not None:
+            kept = {name: value for name, value in before.items() if name not in among}
+            now = dict(sorted((kept | now).items()))
         self._read[read] = now
         return {name: value for name, (_, value) in now.items()}

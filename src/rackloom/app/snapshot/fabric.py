@@ -12,6 +12,7 @@ changed.
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -104,11 +105,13 @@ def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None 
         # Also a lost reading is shown: the map draws what was last known as unknown.
         if newest is not None:
             shown[uuid] = _DomainFacts(newest.facts, owners.get(uuid, {}))
-    decoded = dict(zip(shown, cache.again(shown, _decoded), strict=True))
+    before, cache.shown = cache.shown, dict(zip(shown, cache.again(shown, _decoded), strict=True))
+    decoded = cache.shown
+    cache.observed |= {uuid for uuid in decoded if decoded[uuid] is not before.get(uuid)}
     return FabricSnapshot(
         domains=tuple(_with_reading(domain, decoded.get(domain.uuid)) for domain in domains),
-        fabric_gpus=tuple(gpu for reading in decoded.values() for gpu in reading.gpus),
-        partitions=tuple(partition for reading in decoded.values() for partition in reading.partitions),
+        fabric_gpus=tuple(chain.from_iterable([reading.gpus for reading in decoded.values()])),
+        partitions=tuple(chain.from_iterable([reading.partitions for reading in decoded.values()])),
         lost_partitions=tuple(_lost_partitions(conn)),
     )
 

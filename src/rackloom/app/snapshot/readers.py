@@ -20,7 +20,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from rackloom.carve.store.database import DATABASE
+from rackloom.app.home import existing_database
 from rackloom.errors import Refused, Retry
 
 T = TypeVar("T")
@@ -98,11 +98,7 @@ class SqliteRecordReader:
 
     def __init__(self, home: Path) -> None:
         """Raises Refused if there is none."""
-        self._file = home / DATABASE
-        if not self._file.is_file():
-            raise Refused(
-                f"there is no site in {home}", nearest_fix="name the home of `rackloom up` with --home"
-            )
+        self._file = existing_database(home)
         # After a clean stop there is no WAL, and an ordinary reader would create WAL files as the user who
         # runs the doctor. The service might then be unable to open them (sqlite.org, "Read-Only Databases").
         wal = self._file.with_name(f"{self._file.name}-wal")

@@ -51,7 +51,7 @@ class SnapshotIndex:
     def __init__(self, snapshot: SiteSnapshot, joined: tuple[GpuChain, ...] | None = None) -> None:
         self.snapshot = snapshot
         self._joined = joined
-        self._gpus_of_node: dict[str, list[GpuChain]] = {}
+        self._names_of_node: dict[str, tuple[PartName, Mapping[DeviceId, str]]] = {}
 
     def can_see(self, layer: Layer) -> bool:
         """Whether a layer was read: what is missing in it is then really missing."""
@@ -146,16 +146,22 @@ class SnapshotIndex:
 
     def device_part(self, device: DeviceRecord) -> str:
         """The name of a GPU, or of a NIC that serves one. Another device has its tray's name and its own."""
-        if device.node not in self._gpus_of_node:
+        if device.node not in self._names_of_node:
             near = self.chains_near((device.node,), ())
-            self._gpus_of_node |= {device.node: []} | grouped((c.device.node, c) for c in near if c.device)
-        gpus = self._gpus_of_node[device.node]
-        for chain in gpus:
-            if chain.device is not None and chain.device.device_id == device.device_id:
-                return str(self.gpu_part(chain))
-        tray = self.gpu_part(gpus[0]).tray if gpus else PartName(device.node)
-        nics = tray_nics(gpus, tray)
-        return str(nics.get(device.device_id, f"{tray}/{device.name}"))
+            gpus_of = grouped((chain.device.node, chain) for chain in near if chain.device)
+            nodes = {device.node, *gpus_of}
+            self._names_of_node |= {node: self._named(node, gpus_of[node]) for node in nodes}
+        tray, names = self._names_of_node[device.node]
+        return names.get(device.device_id) or f"{tray}/{device.name}"
+
+    def _named(self, node: str, gpus: list[GpuChain]) -> tuple[PartName, Mapping[DeviceId, str]]:
+        """The tray of a node with these GPUs, and the names of the GPUs and of the NICs that serve them."""
+        tray = self.gpu_part(gpus[0]).tray if gpus else PartName(node)
+        names = {nic: str(part) for nic, part in tray_nics(gpus, tray).items()}
+        for chain in reversed(gpus):
+            if chain.device is not None:
+                names[chain.device.device_id] = str(self.gpu_part(chain))
+        return tray, names
 
     def at_tray(self, node: str) -> tuple[str, ...]:
         """How `Finding.where` names a node and, where it is known, its machine."""

@@ -81,6 +81,9 @@ def slice_evidence(nic: DeviceRecord) -> str:
 
 
 def _check_link(nic: DeviceRecord, fastest: int, index: SnapshotIndex) -> Iterator[Finding]:
+    message = link_problem(nic.link, nic.gbps, fastest)
+    if not message and not is_link_unknown(nic.link):
+        return
     subject, where = index.device_part(nic), (at_device(nic), *index.at_tray(nic.node))
     evidence = (
         slice_evidence(nic),
@@ -89,11 +92,10 @@ def _check_link(nic: DeviceRecord, fastest: int, index: SnapshotIndex) -> Iterat
     )
     show = f"kubectl debug node/{nic.node} -it --image=busybox -- chroot /host sh -c 'rdma link; ip -br link'"
     fix = f"{show}  # then its cable and switch port"
-    message = link_problem(nic.link, nic.gbps, fastest)
     if message:
         severity = Severity.ERROR if nic.device_id in index.uses else Severity.WARNING
         yield fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
-    elif is_link_unknown(nic.link):
+    else:
         yield unknown(Check.NIC_LINK, subject, LINK_STATE_UNKNOWN, fix, evidence=evidence, where=where)
 
 

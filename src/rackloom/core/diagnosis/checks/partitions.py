@@ -124,7 +124,7 @@ def _shared_by_tenants(
     partition: PartitionRecord, gpus: list[GpuChain], index: SnapshotIndex
 ) -> Iterator[Finding]:
     tenants = grouped(
-        (chain.machine.tenant, str(index.gpu_part(chain)))
+        (chain.machine.tenant, chain)
         for chain in gpus
         if chain.machine is not None and chain.machine.tenant is not None
     )
@@ -140,7 +140,8 @@ def _shared_by_tenants(
         name = index.snapshot.tenants.get(tenant, tenant)
         named.append(name)
         if members:
-            evidence.append(f"switch controller: partition {partition.id} holds {first_few(members)}")
+            names = [str(index.gpu_part(chain)) for chain in members]
+            evidence.append(f"switch controller: partition {partition.id} holds {first_few(names)}")
             evidence.append(f"records: these are tenant {name}'s")
         else:
             evidence.append(f"records: partition {partition.name} was made for tenant {name}")
