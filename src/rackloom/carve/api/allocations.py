@@ -159,7 +159,7 @@ def list_allocations(conn: sa.Connection, caller: Reader, query: Params[Allocati
     """The allocations that the caller gave or was given."""
     visible = _allocations(conn, caller)
     if (constraint := _constraint_filter(query)) is not None:
-        visible = visible.where(allocation.c.id.in_(constraint))
+        visible = visible.where(constraint)
     return LISTING.page(conn, visible, query)
 
 
@@ -235,25 +235,21 @@ def delete_allocation(
 
 
 def _allocations(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
-    return (
-        sa.select(allocation, site.c.provider_id)
-        .join(site, site.c.id == allocation.c.site_id)
-        .where(sa.or_(site.c.provider_id == provider_id, allocation.c.tenant_id == tenant_id))
-    )
+    mine = routing.of_caller(*routing.provider_and_tenant(conn, caller), allocation)
+    return sa.select(allocation, site.c.provider_id).join(site, site.c.id == allocation.c.site_id).where(mine)
 
 
-def _constraint_filter(query: AllocationQuery) -> AnySelect | None:
+def _constraint_filter(query: AllocationQuery) -> sa.ColumnElement[bool] | None:
     """Allocations by what they give; every constraint is a reservation of an instance type."""
     if not (query.resource_type_id or query.constraint_value or query.resource_type or query.constraint_type):
         return None
     return routing.filter_rows(
-        sa.select(allocation_constraint.c.allocation_id),
+        sa.select(allocation_constraint.c.id).where(allocation_constraint.c.allocation_id == allocation.c.id),
         (allocation_constraint.c.instance_type_id, query.resource_type_id),
         (allocation_constraint.c.value, query.constraint_value),
         (sa.literal("InstanceType"), query.resource_type),
         (sa.literal("Reserved"), query.constraint_type),
-    )
+    ).exists()
 
 
 def _order() -> dict[str, sa.ColumnElement[Any]]:

@@ -19,7 +19,7 @@ from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, Params, P
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, shape
 from rackloom.carve.partitions import intent
 from rackloom.carve.store.journal import OperatorOrder
-from rackloom.carve.store.prepared import require
+from rackloom.carve.store.prepared import owned_by, require
 from rackloom.carve.store.schema import allocation, machine
 from rackloom.carve.store.values import Changed
 from rackloom.carve.tenancy import capacity, entitlements
@@ -240,7 +240,7 @@ def _run_step(
 
 def _domains(provider_id: str, tenant_id: str) -> AnySelect:
     """Domains with their site, and since when the site has machines in them."""
-    allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
+    allocated = sa.select(allocation.c.site_id).where(owned_by(allocation, tenant_id))
     usable = sa.select(machine.c.domain).where(
         machine.c.domain.is_not(None), machine.c.site_id.in_(allocated)
     )

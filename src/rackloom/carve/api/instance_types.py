@@ -26,7 +26,7 @@ from rackloom.carve.api.routing import (
 )
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
-from rackloom.carve.store.prepared import require
+from rackloom.carve.store.prepared import owned_by, require
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, machine, site
 from rackloom.carve.tenancy import catalog, entitlements
 from rackloom.carve.tenancy.catalog import NewInstanceType
@@ -229,7 +229,8 @@ def list_types(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[In
     visible = _types(provider_id, own_tenant_id)
     if query.tenant_id is not None or query.exclude_unallocated:
         tenant_id = None if query.tenant_id is None else str(query.tenant_id)
-        visible = visible.where(instance_type.c.id.in_(_allocated(tenant_id)))
+        given = sa.exists().where(allocation_constraint.c.instance_type_id == instance_type.c.id)
+        visible = visible.where(given if tenant_id is None else instance_type.c.id.in_(_allocated(tenant_id)))
         if tenant_id not in (None, own_tenant_id):
             # To whom a type was given is known to its provider and to that tenant.
             visible = visible.where(site.c.provider_id == provider_id)
@@ -331,12 +332,12 @@ def _types(provider_id: str, tenant_id: str) -> AnySelect:
     )
 
 
-def _allocated(tenant_id: str | None) -> sa.Select[tuple[str]]:
-    """Types that a tenant (None: any) has an allocation for."""
+def _allocated(tenant_id: str) -> sa.Select[tuple[str]]:
+    """Types that a tenant has an allocation for."""
     found = sa.select(allocation_constraint.c.instance_type_id).join(
         allocation, allocation.c.id == allocation_constraint.c.allocation_id
     )
-    return found if tenant_id is None else found.where(allocation.c.tenant_id == tenant_id)
+    return found.where(owned_by(allocation, tenant_id))
 
 
 def _stored_capabilities(capabilities: list[MachineCapability]) -> list[Json]:

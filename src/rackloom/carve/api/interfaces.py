@@ -18,6 +18,7 @@ from rackloom.carve.api.instance_wire import NVLinkInterface, interface_shape
 from rackloom.carve.api.routing import Deps, Page, Params, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, RelationQuery, UuidFilter
 from rackloom.carve.observation import latest
+from rackloom.carve.store.prepared import owned_by
 from rackloom.carve.store.schema import instance, machine
 from rackloom.carve.store.schema import nvlink_interface as table
 from rackloom.carve.store.values import forbidden
@@ -59,7 +60,7 @@ def list_all(conn: sa.Connection, deps: Deps, caller: TenantAdmin, query: Params
         entitlements.check_site_access(conn, tenant.id, str(site_id))
     for instance_id in query.instance_id:
         instances.get_instance(conn, tenant.id, str(instance_id))
-    visible = instances.interface_listing().where(instance.c.tenant_id == tenant.id)
+    visible = instances.interface_listing().where(owned_by(instance, tenant.id))
     wanted = (instance.c.site_id, query.site_id), (table.c.instance_id, query.instance_id)
     return _page(conn, tenant, routing.filter_rows(visible, *wanted), query, deps.valid_from())
 

@@ -17,6 +17,7 @@ from rackloom.carve.api.routing import Deps, DryRun, Page, Params, Row, Rows, Te
 from rackloom.carve.api.wire import Json
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import owned_by
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import nvlink_interface, vpc
 from rackloom.carve.store.values import Changed, RefusalKind, Rejected, Status, invalid
@@ -107,7 +108,7 @@ class LogicalPartitionPlan(wire.Answer):
 
 router = routing.Operations("/nvlink-logical-partition")
 
-_OF_TENANT = sa.select(table).where(table.c.tenant_id == sa.bindparam("tenant"))
+_OF_TENANT = sa.select(table).where(owned_by(table, sa.bindparam("tenant")))
 PartitionId = Annotated[UUID, Path(alias="nvLinkLogicalPartitionId")]
 ONE = "/{nvLinkLogicalPartitionId}"
 

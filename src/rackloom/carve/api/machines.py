@@ -335,7 +335,7 @@ def _machines(provider_id: str, tenant_id: str) -> AnySelect:
         catalog.machine_listing()
         .add_columns(site.c.provider_id, (site.c.provider_id == provider_id).label("is_provided"))
         .join(site, site.c.id == machine.c.site_id)
-        .where(sa.or_(site.c.provider_id == provider_id, instance.c.tenant_id == tenant_id))
+        .where(routing.of_caller(provider_id, tenant_id, instance))
     )
 
 

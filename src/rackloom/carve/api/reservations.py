@@ -33,8 +33,9 @@ from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import machine, site, tenant, tray_reservation
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog, entitlements, placement, reservations
-from rackloom.carve.tenancy.placement import reservations_in_force, unlisted_gpus
+from rackloom.carve.tenancy.placement import unlisted_gpus
 from rackloom.carve.tenancy.reservations import MAX_TRAYS, ReservationRequest
+from rackloom.core.place.instance_trays import Reservation, in_force
 
 # Request models.
 
@@ -129,7 +130,7 @@ def _shapes(conn: sa.Connection, rows: Rows, now: float) -> list[Json]:
     ids = [row.id for row in rows]
     trays = reservations.trays_of_reservations(conn, ids)
     machines, users = _machines(conn, [machine_id for held in trays.values() for machine_id in held])
-    active = reservations_in_force(conn, now)
+    active = in_force((Reservation(row.id, row.tenant_id, row.until) for row in rows), now)
     return [_shape(row, [machines[name] for name in trays[row.id]], users, row.id in active) for row in rows]
 
 
@@ -193,8 +194,8 @@ def list_reservations(
     """The reservations that the caller made or that are for it, past ones too."""
     now, visible = deps.clock(), _visible(conn, caller)
     if query.is_active is not None:
-        active = tray_reservation.c.id.in_(list(reservations_in_force(conn, now)))
-        visible = visible.where(active == query.is_active)
+        # The same as `in_force`, for all of the caller's reservations.
+        visible = visible.where((tray_reservation.c.until > now) == query.is_active)
     listing = routing.Listing(
         shapes=lambda conn, rows, _query: _shapes(conn, rows, now),
         order={**routing.order_of(tray_reservation), "UNTIL": tray_reservation.c.until},
@@ -266,5 +267,5 @@ def _visible(conn: sa.Connection, caller: Caller) -> AnySelect:
         sa.select(tray_reservation, tenant.c.org, (site.c.provider_id == provider_id).label("is_provided"))
         .join(site, site.c.id == tray_reservation.c.site_id)
         .join(tenant, tenant.c.id == tray_reservation.c.tenant_id)
-        .where(sa.or_(site.c.provider_id == provider_id, tray_reservation.c.tenant_id == tenant_id))
+        .where(routing.of_caller(provider_id, tenant_id, tray_reservation))
     )

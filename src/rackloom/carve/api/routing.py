@@ -48,7 +48,7 @@ from rackloom.carve.store import journal, schema
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder, StatusRecord
-from rackloom.carve.store.prepared import PreparedStatement
+from rackloom.carve.store.prepared import PreparedStatement, owned_by
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
@@ -333,6 +333,13 @@ def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
         provider.id if provider and provides else "",
         tenant.id if tenant and Role.TENANT_ADMIN in caller.roles else "",
     )
+
+
+def of_caller(provider_id: str, tenant_id: str, table: sa.Table) -> sa.ColumnElement[bool]:
+    """Rows at the sites of the provider, and those of `table` that the tenant owns."""
+    owned = owned_by(table, tenant_id)
+    # A tenant that provides nothing has one condition: databases answer an OR of two tables with a scan.
+    return sa.or_(schema.site.c.provider_id == provider_id, owned) if provider_id else owned
 
 
 # Dry runs.

@@ -17,7 +17,7 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, Params, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
-from rackloom.carve.store.prepared import require
+from rackloom.carve.store.prepared import owned_by, require
 from rackloom.carve.store.schema import allocation, provider, site
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog, entitlements
@@ -235,7 +235,7 @@ def get_history(
 
 def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
-    allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
+    allocated = sa.select(allocation.c.site_id).where(owned_by(allocation, tenant_id))
     return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
 
 

@@ -18,7 +18,7 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import Deps, DryRun, Page, Params, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
-from rackloom.carve.store.prepared import PreparedListing
+from rackloom.carve.store.prepared import PreparedListing, owned_by
 from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import invalid
@@ -118,7 +118,7 @@ router = routing.Operations("/vpc")
 RELATIONS = (
     "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
 )  # fmt: skip
-_OF_TENANT = sa.select(table).where(table.c.tenant_id == sa.bindparam("tenant"))
+_OF_TENANT = sa.select(table).where(owned_by(table, sa.bindparam("tenant")))
 
 
 class _PartitionRow(NamedTuple):
@@ -225,7 +225,7 @@ def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, vpc_id: VpcId) 
 
 def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> None:
     mine = sa.select(logical_partition.c.id).where(
-        logical_partition.c.tenant_id == tenant_id, logical_partition.c.id.in_(wanted)
+        owned_by(logical_partition, tenant_id), logical_partition.c.id.in_(wanted)
     )
     missing = sorted(wanted - set(conn.execute(mine).scalars()))
     if missing:

@@ -38,7 +38,7 @@ from rackloom.carve.store.schema import (
     endpoint,
     endpoint_chassis,
     instance,
-    logical_partition,
+    is_partition_deleting,
     machine,
     machine_gpu,
     observation,
@@ -88,7 +88,7 @@ _drains_here = sa.select(drain.c.id).join(machine, machine.c.id == drain.c.machi
 _work_pending = sa.or_(
     sa.exists().where(operation.c.endpoint_id == _endpoint, operation.c.observed_after.is_(None)),
     sa.exists().where(owned_partition.c.domain == _domain, owned_partition.c.partition_id.is_(None)),
-    sa.exists().where(logical_partition.c.status == Status.DELETING),
+    sa.exists().where(is_partition_deleting),
     sa.exists().where(site.c.updated > _last_full_update),
     _machines_here.where(
         sa.or_(machine.c.status != Status.READY, machine.c.updated > _last_full_update)

@@ -337,6 +337,9 @@ _SESSION = {
     # Milliseconds. A replica that stops inside a transaction must not keep the others from writing.
     "idle_in_transaction_session_timeout": "2000",
     "lock_timeout": "5000",
+    # Rows of one tenant are found by an index, in memory or on a disk without a head. A merge walks over all.
+    "random_page_cost": "1.1",
+    "enable_mergejoin": "off",
 }
 _SURVEY_SESSION = {**_SESSION, "idle_in_transaction_session_timeout": "60000"}
 """Between two statements a survey converts thousands of rows, and it holds no lock that writers need. A

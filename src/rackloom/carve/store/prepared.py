@@ -30,6 +30,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.ext.compiler import compiles
 
 from rackloom.carve.store.values import conflict, not_found
 
@@ -364,6 +365,35 @@ def _conditions(table: sa.Table, names: tuple[str, ...]) -> list[sa.ColumnElemen
 def _require_condition(table: sa.Table, names: tuple[str, ...]) -> None:
     if not names:
         raise ValueError(f"no condition: this would change every row of {table.name}")
+
+
+# Rows of a tenant.
+
+
+def owned_by(table: sa.Table, tenant_id: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
+    """Whether a row of `table` is one of the tenant."""
+    return _Owned(table.c.tenant_id == tenant_id)
+
+
+class _Owned(sa.sql.functions.FunctionElement[bool]):
+    """A condition that SQLite is told to be rare.
+
+    It supposes that all tenants have the same number of rows. Beside a large tenant it would choose an index
+    of all tenants, or the whole table, for the list of a small one.
+    """
+
+    type = sa.Boolean()
+    inherit_cache = True
+
+    def self_group(self, against: Any = None) -> "_Owned":
+        """As it is. SQLAlchemy would compare it with 1, and no index answers that."""
+        return self
+
+
+@compiles(_Owned)
+def _compile_owned(owned: _Owned, compiler: Any, **options: Any) -> str:
+    condition = compiler.process(owned.clauses, **options)
+    return f"likelihood({condition}, 0.000001)" if compiler.dialect.name == "sqlite" else condition
 
 
 def _rows(table: sa.Table, names: tuple[str, ...]) -> sa.Select[Any]:

@@ -67,7 +67,11 @@ def _entity(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
 
 
 def _of_tenant(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-    """An entity that a tenant owns. Listings are in the order of creation: a page is read from the index."""
+    """An entity that a tenant owns. Listings are in the order of creation: a page is read from the index.
+
+    Indexes start with the tenant, or with a column whose values are of one tenant. The database could choose
+    any other for a list of the tenant, and would pass over the rows of all tenants.
+    """
     table = _entity(name, _ref("tenant_id", "tenant", index=False), *items)
     sa.Index(f"ix_{name}_tenant_id_created_id", table.c.tenant_id, table.c.created, table.c.id)
     return table
@@ -147,7 +151,7 @@ foreign_tray = _per_machine("foreign_tray", sa.Column("partition_id", WIDE, prim
 allocation = _entity(
     "allocation",
     _ref("tenant_id", "tenant"),
-    _ref("site_id", "site"),
+    _ref("site_id", "site", index=False),
     _text("name"),
     _text("description", nullable=True),
     _text("status"),
@@ -218,7 +222,7 @@ identity_revision = sa.Table("identity_revision", metadata, _id(), _text("revisi
 tray_reservation = _entity(
     "tray_reservation",
     _ref("tenant_id", "tenant"),
-    _ref("site_id", "site"),
+    _ref("site_id", "site", index=False),
     _ref("instance_type_id", "instance_type"),
     _text("reason"),
     _text("asked_by"),
@@ -229,19 +233,26 @@ tray_reservation = _entity(
 # One row for a tray: no tray waits for two organisations.
 reserved_tray = _per_machine("reserved_tray", _ref("reservation_id", "tray_reservation"))
 
+_deleting = sa.text("status = 'Deleting'")
 logical_partition = _of_tenant(
     "logical_partition",
-    _ref("site_id", "site"),
+    _ref("site_id", "site", index=False),
     _text("name"),
     _text("description", nullable=True),
-    # Indexed: every pass over a domain asks whether one is being deleted.
-    _text("status", index=True),
+    _text("status"),
     sa.UniqueConstraint("tenant_id", "name"),
+    # Every pass over a domain asks whether one is being deleted.
+    sa.Index(
+        "ix_logical_partition_deleting", "tenant_id", sqlite_where=_deleting, postgresql_where=_deleting
+    ),
 )
+
+is_partition_deleting = logical_partition.c.status == sa.literal_column("'Deleting'")
+"""The condition of the partial index, which a parameter would not match."""
 
 vpc = _of_tenant(
     "vpc",
-    _ref("site_id", "site"),
+    _ref("site_id", "site", index=False),
     _text("name"),
     _text("description", nullable=True),
     _ref("logical_partition_id", "logical_partition", nullable=True),
@@ -252,7 +263,7 @@ vpc = _of_tenant(
 
 instance = _of_tenant(
     "instance",
-    _ref("site_id", "site"),
+    _ref("site_id", "site", index=False),
     _ref("vpc_id", "vpc"),
     _ref("instance_type_id", "instance_type", nullable=True),
     # Unique: a machine carries one instance at most.

@@ -17,6 +17,7 @@ from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.partitions import ownership
 from rackloom.carve.partitions.ownership import ForeignTray
+from rackloom.carve.store.prepared import owned_by
 from rackloom.carve.store.schema import domain_pause, instance, machine, nvlink_interface
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog
@@ -162,7 +163,7 @@ def _gpus_of_tenant(
         .join(instance, instance.c.id == nvlink_interface.c.instance_id)
         .join(machine, machine.c.id == instance.c.machine_id)
         .where(
-            instance.c.tenant_id == tenant_id,
+            owned_by(instance, tenant_id),
             machine.c.domain.in_(domains),
             nvlink_interface.c.status != Status.DELETING,
         )

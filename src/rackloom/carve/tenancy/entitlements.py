@@ -37,6 +37,7 @@ from rackloom.carve.store.prepared import (
     find_row,
     has_row,
     insert_row,
+    owned_by,
     require,
     require_unused,
     update_rows,
@@ -212,12 +213,12 @@ def allocation_uses(conn: sa.Connection, tenant_id: str, now: float) -> dict[str
     summed = (
         sa.select(type_id, sa.func.sum(allocation_constraint.c.value))
         .join(allocation, allocation.c.id == allocation_constraint.c.allocation_id)
-        .where(allocation.c.tenant_id == tenant_id)
+        .where(owned_by(allocation, tenant_id))
         .group_by(type_id)
     )
     allocated: dict[str, int] = dict(map(tuple, conn.execute(summed)))
     type_id = instance.c.instance_type_id
-    counted = sa.select(type_id, sa.func.count()).where(instance.c.tenant_id == tenant_id).group_by(type_id)
+    counted = sa.select(type_id, sa.func.count()).where(owned_by(instance, tenant_id)).group_by(type_id)
     used: dict[str, int] = dict(map(tuple, conn.execute(counted)))
     idle = idle_reserved_machines(conn, tenant_id, now)
     return {

@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.store.journal import EventKind, EventNote, StatusRecord
+from rackloom.carve.store.prepared import owned_by
 from rackloom.carve.store.schema import instance, machine, nvlink_interface
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog
@@ -124,7 +125,7 @@ def notes_of_tenant(conn: sa.Connection, tenant_id: str, valid_from: float) -> d
         (EventKind.INSTANCE, instance, of_machines, Status.UNKNOWN),
         (EventKind.INTERFACE, nvlink_interface, with_interfaces, Status.PENDING),
     ):
-        mine = sa.and_(instance.c.tenant_id == tenant_id, machine.c.domain.in_(outdated))
+        mine = sa.and_(owned_by(instance, tenant_id), machine.c.domain.in_(outdated))
         ready = (
             sa.select(table.c.id, machine.c.domain)
             .select_from(joined)

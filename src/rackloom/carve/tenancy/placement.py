@@ -31,6 +31,7 @@ import sqlalchemy as sa
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.partitions import ownership
 from rackloom.carve.partitions.ownership import foreign_partition_text, is_in_foreign_partition
+from rackloom.carve.store.prepared import owned_by
 from rackloom.carve.store.schema import (
     cordon,
     domain_dispute,
@@ -80,7 +81,6 @@ _TRAYS = (
     )
     .join(tray_reservation, tray_reservation.c.id == reserved_tray.c.reservation_id)
     .join(tenant, tenant.c.id == tray_reservation.c.tenant_id)
-    .where(tray_reservation.c.id.in_(sa.bindparam("reservations", expanding=True)))
     .order_by(reserved_tray.c.machine_id)
 )
 
@@ -108,11 +108,10 @@ def reserved_trays(
     conn: sa.Connection, now: float, machine_ids: Collection[str] | None
 ) -> dict[str, ReservedTray]:
     """The trays of `machine_ids` that are reserved now, by machine; of all machines where None."""
-    if not (counting := reservations_in_force(conn, now)):
-        return {}
     wanted = _TRAYS if machine_ids is None else _TRAYS.where(reserved_tray.c.machine_id.in_(machine_ids))
-    rows = conn.execute(wanted, {"reservations": list(counting)})
-    return {row.machine_id: ReservedTray(*row) for row in rows}
+    kept = [ReservedTray(*row) for row in conn.execute(wanted)]
+    counting = in_force((Reservation(tray.reservation_id, tray.tenant_id, tray.until) for tray in kept), now)
+    return {tray.machine_id: tray for tray in kept if tray.reservation_id in counting}
 
 
 def count_reserved_trays(conn: sa.Connection, tenant_id: str, now: float) -> int:
@@ -122,7 +121,7 @@ def count_reserved_trays(conn: sa.Connection, tenant_id: str, now: float) -> int
 
 def idle_reserved_machines(conn: sa.Connection, tenant_id: str, now: float) -> Mapping[str, int]:
     """Instance type -> machines that are reserved for the tenant now and carry none of its instances."""
-    own = sa.select(instance.c.machine_id).where(instance.c.tenant_id == tenant_id)
+    own = sa.select(instance.c.machine_id).where(owned_by(instance, tenant_id))
     return _of_tenant(conn, tenant_id, now, machine.c.id.not_in(own))
 
 
@@ -138,8 +137,8 @@ def check_unreserved(conn: sa.Connection, machine_ids: Collection[str], now: flo
 def _of_tenant(
     conn: sa.Connection, tenant_id: str, now: float, condition: sa.ColumnElement[bool]
 ) -> Counter[str]:
-    mine = [of.id for of in reservations_in_force(conn, now).values() if of.owner == tenant_id]
-    if not mine:
+    owned = conn.execute(_RESERVATIONS.where(owned_by(tray_reservation, tenant_id)))
+    if not (mine := list(in_force((Reservation(*row) for row in owned), now))):
         return Counter()
     counted: sa.Select[Any] = (
         sa.select(machine.c.instance_type_id, sa.func.count())
