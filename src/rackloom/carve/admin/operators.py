@@ -30,6 +30,7 @@ from rackloom.carve.partitions.ownership import ForeignTray
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.reconcile.records import plan_of_domain
 from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.migrate import analyze
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
 from rackloom.carve.takeover.site_reading import read_site
@@ -177,7 +178,9 @@ def _import_machines(
     conn: sa.Connection, records: list[MachineRecord], status: str, now: float
 ) -> tuple[list[str], list[str]]:
     site_id = conn.execute(sa.select(site.c.id)).scalar_one()
-    return enrolment.enrol_machines(conn, site_id, records, Source.DECLARED, status, now)
+    imported = enrolment.enrol_machines(conn, site_id, records, Source.DECLARED, status, now)
+    analyze(conn)
+    return imported
 
 
 # Takeover from NICo.
