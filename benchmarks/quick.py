@@ -69,6 +69,7 @@ PROMISED: dict[str, dict[str, tuple[int, str]]] = {
         "memory": (1, "domains resident_mib kib_per_domain"),
         "two tenants": (2, "writers write_p99_factor read_p99_factor busy_per_s"),
         "sizing": (1, "domains start_s idle_cpus resident_mib database_mib ready_p99_ms"),
+        "lists of a small tenant": (1, "own_rows foreign_rows lists worst_ms added_ms"),
         "writes on PostgreSQL": (4, "writers"),
     },
     "twin": {

@@ -19,6 +19,7 @@ from typing import Any
 
 import site_fairness
 import site_latency
+import site_lists
 import site_memory
 import site_passes
 import site_peer
@@ -38,6 +39,7 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
     "memory": site_memory.measured,
     "fairness": site_fairness.measured,
     "sizing": site_sizing.measured,
+    "lists": site_lists.measured,
     "postgres": site_postgres.measured,
 }
 FULL: Arguments = {
@@ -48,6 +50,7 @@ FULL: Arguments = {
     "memory": [(100,), (1000,)],
     "fairness": [(3, 10)],
     "sizing": [(1, 100, 60), (100, 100, 60), (1000, 100, 120), (5000, 30, 120)],
+    "lists": [(1_200, 1_000_000, 20)],
     "postgres": [(3, 10)],
 }
 QUICK: Arguments = {
@@ -58,6 +61,7 @@ QUICK: Arguments = {
     "memory": [(2,)],
     "fairness": [(1, 2)],
     "sizing": [(2, 3, 1)],
+    "lists": [(1_200, 24_000, 3)],
     "postgres": [(1, 2)],
 }
 """Measure -> the arguments of each of its runs."""
