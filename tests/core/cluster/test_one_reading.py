@@ -326,7 +326,7 @@ def test_a_dump_has_the_facts_of_its_objects() -> None:
 
 
 def test_a_rule_that_is_newer_than_this_program_is_no_weaker_rule() -> None:
-    """The pod holds its GPUs, and its job is not moved: nobody knows where it may go."""
+    """The pod holds its GPUs, and its job is not moved: its places are not known."""
     term = {"matchLabels": {"zone": "b"}}
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}}
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
