@@ -201,7 +201,7 @@ def lists_url(postgres_server: Any) -> str:
     return str(postgres_server.url("lists"))
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def lists(
     request: pytest.FixtureRequest, portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[_Lists, dict[str, str]]]:
@@ -247,6 +247,7 @@ def lists(
     portal.call(store.close)
 
 
+@pytest.mark.slow
 def test_no_list_looks_at_rows_of_another_tenant(lists: tuple[_Lists, dict[str, str]]) -> None:
     api, ids = lists
     too_expensive: list[str] = []
