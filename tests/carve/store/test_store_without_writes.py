@@ -79,7 +79,8 @@ def test_a_locked_database_is_read_and_takes_no_writes_until_the_lock_ends(
 def test_a_full_database_says_so_to_everybody(tmp_path: Path, together: int) -> None:
     async def work(store: Store) -> Any:
         await store.run(lambda conn: conn.exec_driver_sql("PRAGMA max_page_count=1"))  # as few as it has
-        asked = [store.run(put, f"{number}{'x' * 9000}") for number in range(together)]
+        # More than the pages that a migration has freed.
+        asked = [store.run(put, f"{number}{'x' * 90_000}") for number in range(together)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     with capture_logs() as logs:
