@@ -25,6 +25,7 @@ from rackloom.claim.kube.informer import (
     CacheSet,
     ClusterFeed,
     Informer,
+    is_not_served,
     is_not_served_to_us,
     taint_rule_informers,
 )
@@ -100,6 +101,13 @@ _BY_GANG, _BY_HOLDER, _BY_UID, _BY_TRAY, _BY_WORKLOAD = "gang", "holder", "uid",
 _KEPT_WHOLE = (RESOURCE_CLAIM, RESOURCE_SLICE, DEVICE_CLASS, RESOURCE_CLAIM_TEMPLATE)
 
 
+def _excuses_workloads(error: KubeError) -> bool:
+    """A cluster without Kueue has no workloads. All gangs would wait for a right that is missing."""
+    if not is_not_served(error):
+        log.warning("gangs.workloads_not_read", why=str(error))
+    return is_not_served_to_us(error)
+
+
 class GangCaches(CacheSet):
     """The informers of the gang controller."""
 
@@ -120,9 +128,8 @@ class GangCaches(CacheSet):
             **{kind: (Informer(api, kind, rng=rng),) for kind in _KEPT_WHOLE},
             **taint_rule_informers(api, rng),
         }
-        # A cluster without Kueue has no workloads. All gangs would wait for a right that is missing.
         if kueue.has_plans or has_quota:
-            informers[WORKLOAD] = (Informer(api, WORKLOAD, excuses=is_not_served_to_us, rng=rng),)
+            informers[WORKLOAD] = (Informer(api, WORKLOAD, excuses=_excuses_workloads, rng=rng),)
         if has_quota:
             informers[COMPUTE_DOMAIN] = (Informer(api, COMPUTE_DOMAIN, rng=rng),)
         super().__init__(informers)

@@ -1,8 +1,9 @@
 """Gangs beside workloads of Kueue: planned trays are taken, and spares need the quota of a ComputeDomain."""
 
 import msgspec
+from structlog.testing import capture_logs
 from tests.claim.cluster.gangs.gang_site import GPUS, TEAM, run
-from tests.claim.cluster.gangs.gang_stories import NIC, at_work, bound_job, claiming_site, over
+from tests.claim.cluster.gangs.gang_stories import NIC, at_work, bound_job, claiming_site, opened, over
 
 from rackloom.core.cluster.gang_objects import GROUP_LABEL
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, POD, WORKLOAD
@@ -16,6 +17,7 @@ from rackloom.core.domains.quota import (
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.snapshot import BesideKueue
 from rackloom.core.kueue.plans import PLAN_ANNOTATION, PlannedPodSet
+from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.objects import TypeSchema
 
 
@@ -140,5 +142,19 @@ def test_where_all_need_quota_a_gang_without_a_compute_domain_keeps_no_spares():
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
         assert "gang-spares to 0" in (await site.record("big")).status.condition("Placed").message
         await over(site, big, await bound_job(site, "plain", {"worker": 2}))
+
+    run(story)
+
+
+def test_workloads_that_may_not_be_read_are_logged_and_hold_up_no_gang():
+    async def story():
+        site = await opened(racks=1, trays=2, kueue=BesideKueue(has_plans=True))
+        site.kube.serve(WORKLOAD, TypeSchema(status=True, generation=True))
+        site.kube.faults.add(RequestFault(resource="workloads", verb="list", code=403, reason="Forbidden"))
+        with capture_logs() as logs:
+            site.start()
+            job = await bound_job(site, "first", {"worker": 2})
+        assert "gangs.workloads_not_read" in {entry["event"] for entry in logs}
+        await over(site, job)
 
     run(story)
