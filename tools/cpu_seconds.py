@@ -7,6 +7,10 @@ fails if it takes more than 1.25 times the ceiling. Without the variable it only
 the work of the tests, and little with the load of the machine. Elapsed time grows with both, so it has no
 ceiling.
 
+Processors differ, and a virtual one slows down while another machine works on the same core. So a loop of
+fixed work runs on all processors before and after the command. If it takes longer than `LOOP_SECONDS`, the
+seconds of the command count in that proportion.
+
 The kernel adds the time of a process to its parent when the parent waits for it. Tests start daemons and kill
 programs that have children, so the parent of a process is often gone. On Linux this module therefore adopts
 the orphans below it and waits for each. It also adds the time of processes that are still there at the end.
@@ -16,6 +20,7 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -24,6 +29,15 @@ from pathlib import Path
 CEILINGS = Path(__file__).resolve().parents[1] / "ceilings.toml"
 FACTOR = "RACKLOOM_CPU_FACTOR"
 PR_SET_CHILD_SUBREAPER = 36
+LOOP = """
+import time
+begun, found = time.process_time(), {}
+for number in range(3_000_000):
+    found[number & 1023] = found.get(number & 511, 0) + number
+print(time.process_time() - begun)
+"""
+LOOP_SECONDS = 0.30
+"""CPU seconds of `LOOP` on the machine on which the ceiling was set."""
 
 
 def run(command: Sequence[str]) -> tuple[int, float]:
@@ -32,6 +46,7 @@ def run(command: Sequence[str]) -> tuple[int, float]:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Ctrl-C reaches the command, too, which then ends. It would inherit SIG_IGN, but it inherits no handler.
     signal.signal(signal.SIGINT, lambda *_: None)
+    before = _seconds_of_children()
     child = os.posix_spawnp(command[0], [*command], os.environ)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
 
@@ -39,9 +54,22 @@ def run(command: Sequence[str]) -> tuple[int, float]:
     ended, status = os.wait()
     while ended != child:
         ended, status = os.wait()
-    waited = resource.getrusage(resource.RUSAGE_CHILDREN)
+    waited = _seconds_of_children() - before
     code = os.waitstatus_to_exitcode(status)
-    return (code if code >= 0 else 128 - code), waited.ru_utime + waited.ru_stime + running_descendants()
+    return (code if code >= 0 else 128 - code), waited + running_descendants()
+
+
+def _seconds_of_children() -> float:
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
+
+
+def slowness() -> float:
+    """How much longer this machine takes now than the one on which the ceiling was set; at least 1."""
+    command = [sys.executable, "-c", LOOP]
+    loops = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(os.cpu_count() or 1)]
+    taken = [float(loop.communicate()[0]) for loop in loops]
+    return max(sum(taken) / len(taken) / LOOP_SECONDS, 1.0)
 
 
 def running_descendants() -> float:
@@ -69,8 +97,12 @@ def main() -> int:
     """The command line."""
     name, *command = sys.argv[1:]
     ceiling = tomllib.loads(CEILINGS.read_text())["test_cpu_seconds"]
-    status, seconds = run(command)
-    print(f"{name}: {seconds:.0f} s of CPU (ceiling {ceiling})", flush=True)
+    before = slowness()
+    status, spent = run(command)
+    factor = (before + slowness()) / 2
+    seconds = spent / factor
+    note = f", counted as {seconds:.0f} on a machine {factor:.1f} times as slow" if factor > 1 else ""
+    print(f"{name}: {spent:.0f} s of CPU{note} (ceiling {ceiling})", flush=True)
     limit = float(os.environ.get(FACTOR, "inf")) * ceiling
     if seconds > limit:
         print(f"{name}: more than {limit:.0f} s: make tests cheaper, or mark them slow", file=sys.stderr)

@@ -19,6 +19,8 @@ ALLOWED = {
     "runtime/yaml_events.py": "it is the decoder of YAML",
     "carve/observation/latest.py": f"columns of the site's database: {OUR_OWN}",
     "claim/node/slices.py": "the same function has just encoded it",
+    "core/cluster/projection.py": "the same function has just encoded it",
+    "claim/manifests/documents.py": "items of a list that the decoder has measured as a whole",
     "topology/profiles/__init__.py": "files of the package",
     "testing/child_process.py": "arguments and output of a child process that is this program",
     "web/history_file.py": f"the history of the map, compressed: {OUR_OWN}",

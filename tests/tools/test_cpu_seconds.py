@@ -72,6 +72,7 @@ def test_only_a_factor_makes_the_ceiling_a_limit(
     (tmp_path / "ceilings.toml").write_text("test_cpu_seconds = 100\n")
     monkeypatch.setattr(cpu_seconds, "CEILINGS", tmp_path / "ceilings.toml")
     monkeypatch.setattr(cpu_seconds, "run", lambda _command: (status, seconds))
+    monkeypatch.setattr(cpu_seconds, "slowness", lambda: 1.0)
     monkeypatch.setattr(sys, "argv", ["cpu_seconds", "make test", "true"])
     monkeypatch.delenv("RACKLOOM_CPU_FACTOR", raising=False)
     if factor:
@@ -80,6 +81,19 @@ def test_only_a_factor_makes_the_ceiling_a_limit(
     printed = capsys.readouterr()
     assert printed.out.startswith(f"make test: {seconds} s of CPU (ceiling 100)\n")
     assert ("more than 125 s" in printed.err) == (factor is not None and seconds > 125)
+
+
+def test_a_slow_machine_has_as_much_more_time(monkeypatch, capsys):
+    monkeypatch.setattr(cpu_seconds, "run", lambda _command: (0, 370.0))
+    monkeypatch.setattr(cpu_seconds, "slowness", iter((2.0, 3.0)).__next__)
+    monkeypatch.setattr(sys, "argv", ["cpu_seconds", "make test", "true"])
+    monkeypatch.setenv("RACKLOOM_CPU_FACTOR", "0.5")
+    assert cpu_seconds.main() == 0
+    assert "counted as 148 on a machine 2.5 times as slow" in capsys.readouterr().out
+
+
+def test_this_machine_has_a_speed():
+    assert 1.0 <= cpu_seconds.slowness() < 100
 
 
 def test_the_tests_run_below_it_and_ci_sets_the_factor():
