@@ -62,9 +62,8 @@ ELSEWHERE = {
 PROMISED: dict[str, dict[str, tuple[int, str]]] = {
     "site": {
         "API call to Ready": (1, "domains samples p50_ms p99_ms"),
-        "full pass": (3, "to_do domains gpus cpu_s wall_s passes"),
+        "full pass": (2, "to_do domains gpus cpu_s wall_s passes"),
         "REST reads": (4, "of against ratio rounds per_s cpu_ms"),
-        "REST writes": (1, "of against ratio rounds per_s cpu_ms"),
         "peer": (15, "of ratio cpu_ratio cpu_us request_us sql_us token_us"),
         "memory": (1, "domains resident_mib kib_per_domain"),
         "two tenants": (2, "writers write_p99_factor read_p99_factor busy_per_s"),

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import sqlalchemy as sa
-from benchmarks.site_figures import load, resident_mib, spent
+from site_figures import load, resident_mib, spent
 
 from rackloom.app.process import freeze_loaded_objects
 from rackloom.app.site.rack_map import SiteSource
