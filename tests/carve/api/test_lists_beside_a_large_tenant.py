@@ -135,7 +135,14 @@ class _Lists:
             parameters = operation.get("parameters", [])
             is_list = any(parameter["name"] == "pageNumber" for parameter in parameters)
             if is_list and Role.TENANT_ADMIN in operation["x-rackloom-roles"]:
-                yield path, [one for one in parameters if Role.TENANT_ADMIN in _roles(one, operation)]
+                yield (
+                    path,
+                    [
+                        parameter
+                        for parameter in parameters
+                        if Role.TENANT_ADMIN in _roles(parameter, operation)
+                    ],
+                )
 
     def orders(self, path: str) -> list[str]:
         """The orders of a list, which the refusal of an unknown one names. A list may have none."""
