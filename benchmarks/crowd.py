@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
+from rackloom.carve.store.migrate import analyze
 
 BATCH = 1_000
 STATUSES = ("Ready", "Pending", "Deleting", "Error")
@@ -23,7 +24,7 @@ async def fill(store: Store, org: str, number: int) -> None:
             for table, row in _rows(org, index, tenant_id, site_id, type_id):
                 rows.setdefault(table, []).append(row)
         await store.run(_insert, rows)
-    await store.run(lambda conn: conn.exec_driver_sql("ANALYZE"))
+    await store.run(analyze)
 
 
 def _begin(conn: sa.Connection, org: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ the service, and so are the plans.
 """
 
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -202,18 +202,25 @@ def _values(name: str, schema: dict[str, Any], ids: dict[str, str]) -> list[Any]
     return []
 
 
+def _put_statistics(conn: sa.Connection, known: Sequence[sa.Row[Any]]) -> None:
+    conn.exec_driver_sql("DELETE FROM sqlite_stat1")
+    conn.exec_driver_sql("INSERT INTO sqlite_stat1 VALUES (?, ?, ?)", [tuple(row) for row in known])
+
+
 @pytest.fixture(scope="module")
 def lists_url(postgres_server: Any) -> str:
     postgres_server.execute("CREATE DATABASE lists")
     return str(postgres_server.url("lists"))
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", "sqlite grown", "postgresql"])
 def lists(
     request: pytest.FixtureRequest, portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[_Lists, dict[str, str]]]:
+    """A store with statistics of its rows, or with those from the time when it was small."""
     home = tmp_path_factory.mktemp("home")
-    if request.param == "sqlite":
+    kind, has_grown = request.param.split()[0], request.param.endswith("grown")
+    if kind == "sqlite":
         store = Store.open(home)
     else:
         store = portal.call(Store.connect, request.getfixturevalue("lists_url"))
@@ -231,12 +238,21 @@ def lists(
 
     async def seeded() -> dict[str, str]:
         ids = await store.run(seed)
-        own, foreign = NUMBERS[request.param]
-        await crowd.fill(store, NEIGHBOUR, foreign)
+        own, foreign = NUMBERS[kind]
+        if not has_grown:
+            await crowd.fill(store, NEIGHBOUR, foreign)
         await crowd.fill(store, ORG, own)
+        if has_grown:
+            known = await store.read(lambda conn: conn.exec_driver_sql("SELECT * FROM sqlite_stat1").all())
+            await crowd.fill(store, NEIGHBOUR, foreign)
+            await store.run(_put_statistics, known)
         return ids
 
     ids = portal.call(seeded)
+    if has_grown:
+        # Connections read the statistics when they open.
+        portal.call(store.close)
+        store = Store.open(home)
     ids |= {kind: crowd.object_id(ORG, kind, 1) for kind in ("partition", "vpc", "instance", "allocation")}
     ids |= {"tenant": crowd.object_id(ORG, "tenant", 0), "machine": f"{ORG}-1"}
     backend = _Watched(store._backend)
@@ -269,7 +285,7 @@ def test_no_list_looks_at_rows_of_another_tenant(lists: tuple[_Lists, dict[str, 
                 path = path.replace(f"{{{name}}}", value)
             elif name not in ("pageNumber", "pageSize", "orderBy", "includeRelation"):
                 filters += [{name: value} for value in _values(name, parameter["schema"], ids)]
-        filters += [{"pageNumber": 5}, {"pageNumber": 10}]
+        filters += [{"pageNumber": 5}, {"pageNumber": 10}, {"pageSize": 100}]
         orders = [{"orderBy": order} for order in api.orders(path)] or [{}]
         requests = [order | wanted for order in orders for wanted in filters]
         for query in requests:

@@ -240,7 +240,7 @@ def _run_step(
 
 def _domains(provider_id: str, tenant_id: str) -> AnySelect:
     """Domains with their site, and since when the site has machines in them."""
-    allocated = sa.select(allocation.c.site_id).where(owned_by(allocation, tenant_id))
+    allocated = sa.select(allocation.c.site_id).where(owned_by(allocation.c.tenant_id, tenant_id))
     usable = sa.select(machine.c.domain).where(
         machine.c.domain.is_not(None), machine.c.site_id.in_(allocated)
     )

@@ -337,7 +337,7 @@ def _allocated(tenant_id: str) -> sa.Select[tuple[str]]:
     found = sa.select(allocation_constraint.c.instance_type_id).join(
         allocation, allocation.c.id == allocation_constraint.c.allocation_id
     )
-    return found.where(owned_by(allocation, tenant_id))
+    return found.where(owned_by(allocation.c.tenant_id, tenant_id))
 
 
 def _stored_capabilities(capabilities: list[MachineCapability]) -> list[Json]:

@@ -88,7 +88,7 @@ InstanceId = Annotated[UUID, Path(alias="instanceId")]
 
 _OPERATING_SYSTEM = table.c.extra["operatingSystemId"].as_string()
 _SECURITY_GROUP = table.c.extra["networkSecurityGroupId"].as_string()
-_OF_TENANT = INSTANCE_LISTING.where(owned_by(table, sa.bindparam("tenant")))
+_OF_TENANT = INSTANCE_LISTING.where(owned_by(table.c.tenant_id, sa.bindparam("tenant")))
 _BY_ID = PreparedStatement(INSTANCE_LISTING.where(table.c.id == sa.bindparam("wanted")))
 _BY_IDS = INSTANCE_LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=True)))
 

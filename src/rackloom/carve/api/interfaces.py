@@ -60,7 +60,7 @@ def list_all(conn: sa.Connection, deps: Deps, caller: TenantAdmin, query: Params
         entitlements.check_site_access(conn, tenant.id, str(site_id))
     for instance_id in query.instance_id:
         instances.get_instance(conn, tenant.id, str(instance_id))
-    visible = instances.interface_listing().where(owned_by(instance, tenant.id))
+    visible = instances.interface_listing().where(owned_by(instance.c.tenant_id, tenant.id))
     wanted = (instance.c.site_id, query.site_id), (table.c.instance_id, query.instance_id)
     return _page(conn, tenant, routing.filter_rows(visible, *wanted), query, deps.valid_from())
 

@@ -108,7 +108,7 @@ class LogicalPartitionPlan(wire.Answer):
 
 router = routing.Operations("/nvlink-logical-partition")
 
-_OF_TENANT = sa.select(table).where(owned_by(table, sa.bindparam("tenant")))
+_OF_TENANT = sa.select(table).where(owned_by(table.c.tenant_id, sa.bindparam("tenant")))
 PartitionId = Annotated[UUID, Path(alias="nvLinkLogicalPartitionId")]
 ONE = "/{nvLinkLogicalPartitionId}"
 

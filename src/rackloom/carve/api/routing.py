@@ -337,7 +337,7 @@ def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
 
 def of_caller(provider_id: str, tenant_id: str, table: sa.Table) -> sa.ColumnElement[bool]:
     """Rows at the sites of the provider, and those of `table` that the tenant owns."""
-    owned = owned_by(table, tenant_id)
+    owned = owned_by(table.c.tenant_id, tenant_id)
     # A tenant that provides nothing has one condition: databases answer an OR of two tables with a scan.
     return sa.or_(schema.site.c.provider_id == provider_id, owned) if provider_id else owned
 

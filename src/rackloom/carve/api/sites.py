@@ -235,7 +235,7 @@ def get_history(
 
 def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
-    allocated = sa.select(allocation.c.site_id).where(owned_by(allocation, tenant_id))
+    allocated = sa.select(allocation.c.site_id).where(owned_by(allocation.c.tenant_id, tenant_id))
     return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
 
 

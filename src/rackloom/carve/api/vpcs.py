@@ -118,7 +118,7 @@ router = routing.Operations("/vpc")
 RELATIONS = (
     "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
 )  # fmt: skip
-_OF_TENANT = sa.select(table).where(owned_by(table, sa.bindparam("tenant")))
+_OF_TENANT = sa.select(table).where(owned_by(table.c.tenant_id, sa.bindparam("tenant")))
 
 
 class _PartitionRow(NamedTuple):
@@ -225,7 +225,7 @@ def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, vpc_id: VpcId) 
 
 def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> None:
     mine = sa.select(logical_partition.c.id).where(
-        owned_by(logical_partition, tenant_id), logical_partition.c.id.in_(wanted)
+        owned_by(logical_partition.c.tenant_id, tenant_id), logical_partition.c.id.in_(wanted)
     )
     missing = sorted(wanted - set(conn.execute(mine).scalars()))
     if missing:

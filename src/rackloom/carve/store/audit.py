@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import PreparedStatement
+from rackloom.carve.store.prepared import PreparedStatement, owned_by
 from rackloom.carve.store.schema import audit_entry, audit_removal
 
 # Entries.
@@ -169,7 +169,7 @@ def _window(conn: sa.Connection, wanted: EntryFilter, oldest_first: bool) -> sa.
     if wanted.object_id is not None:
         rows = rows.where(entry.object_id == wanted.object_id)
     elif wanted.tenant_org is not None:
-        rows = rows.where(entry.tenant_org == wanted.tenant_org)
+        rows = rows.where(owned_by(entry.tenant_org, wanted.tenant_org))
     elif wanted.subject is not None:
         rows = rows.where(entry.subject == wanted.subject)
     if wanted.before is not None:

@@ -10,7 +10,7 @@ from rackloom.errors import Refused
 def migrate_to_head(conn: sa.Connection) -> None:
     """Run every migration that `conn`'s database has not seen. The caller owns the transaction.
 
-    Afterwards the database learns what its tables hold (`analyze`).
+    Afterwards the statistics of the database are renewed (`analyze`).
 
     Raises Refused for tables of a newer version, or of one before the first release.
     """
@@ -36,5 +36,12 @@ def migrate_to_head(conn: sa.Connection) -> None:
 
 
 def analyze(conn: sa.Connection) -> None:
-    """Have the database count what its tables and indexes hold, for the plans of queries."""
+    """Have the database count the rows of its tables and the values of its indexes, to plan queries.
+
+    SQLite keeps the counts until the next time. By the counts of a small table, a query of a page would still
+    walk over all of it when the table is large. So no table counts as smaller than 10,000 rows.
+    """
     conn.exec_driver_sql("ANALYZE")
+    if conn.dialect.name == "sqlite":
+        # The first number is that of the rows.
+        conn.exec_driver_sql("UPDATE sqlite_stat1 SET stat=max(stat+0, 10000) || ltrim(stat, '0123456789')")

@@ -370,16 +370,16 @@ def _require_condition(table: sa.Table, names: tuple[str, ...]) -> None:
 # Rows of a tenant.
 
 
-def owned_by(table: sa.Table, tenant_id: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
-    """Whether a row of `table` is one of the tenant."""
-    return _Owned(table.c.tenant_id == tenant_id)
+def owned_by(owner: sa.Column[str], tenant: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
+    """Whether a row belongs to a tenant, by the column that names its owner."""
+    return _Owned(owner == tenant)
 
 
 class _Owned(sa.sql.functions.FunctionElement[bool]):
-    """A condition that SQLite is told to be rare.
+    """A condition that is marked as rare for SQLite.
 
-    It supposes that all tenants have the same number of rows. Beside a large tenant it would choose an index
-    of all tenants, or the whole table, for the list of a small one.
+    SQLite supposes that all tenants have the same number of rows, as many as at the last ANALYZE. Beside a
+    large tenant it would choose an index of all tenants, or the whole table, for the list of a small one.
     """
 
     type = sa.Boolean()

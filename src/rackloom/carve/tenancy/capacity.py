@@ -163,7 +163,7 @@ def _gpus_of_tenant(
         .join(instance, instance.c.id == nvlink_interface.c.instance_id)
         .join(machine, machine.c.id == instance.c.machine_id)
         .where(
-            owned_by(instance, tenant_id),
+            owned_by(instance.c.tenant_id, tenant_id),
             machine.c.domain.in_(domains),
             nvlink_interface.c.status != Status.DELETING,
         )

@@ -263,7 +263,7 @@ def instance_type_stats(
         .group_by(type_id_column, allocation.c.tenant_id)
     )
     if tenant_id is not None:
-        summed = summed.where(owned_by(allocation, tenant_id))
+        summed = summed.where(owned_by(allocation.c.tenant_id, tenant_id))
     allocated: dict[str, dict[str, int]] = {type_id: {} for type_id in type_ids}
     for type_id, holder, machines in conn.execute(summed):
         allocated[type_id][holder] = machines

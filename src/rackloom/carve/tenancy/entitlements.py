@@ -213,12 +213,14 @@ def allocation_uses(conn: sa.Connection, tenant_id: str, now: float) -> dict[str
     summed = (
         sa.select(type_id, sa.func.sum(allocation_constraint.c.value))
         .join(allocation, allocation.c.id == allocation_constraint.c.allocation_id)
-        .where(owned_by(allocation, tenant_id))
+        .where(owned_by(allocation.c.tenant_id, tenant_id))
         .group_by(type_id)
     )
     allocated: dict[str, int] = dict(map(tuple, conn.execute(summed)))
     type_id = instance.c.instance_type_id
-    counted = sa.select(type_id, sa.func.count()).where(owned_by(instance, tenant_id)).group_by(type_id)
+    counted = (
+        sa.select(type_id, sa.func.count()).where(owned_by(instance.c.tenant_id, tenant_id)).group_by(type_id)
+    )
     used: dict[str, int] = dict(map(tuple, conn.execute(counted)))
     idle = idle_reserved_machines(conn, tenant_id, now)
     return {
@@ -350,10 +352,10 @@ def grant_everything(conn: sa.Connection, tenant_id: str, now: float, ids: IdFac
 
 
 def constraints_of_allocations(conn: sa.Connection, allocation_ids: list[str]) -> list[sa.Row[Any]]:
-    """The constraints of several allocations."""
+    """The constraints of several allocations, by id."""
     mine = allocation_constraint.c.allocation_id.in_(allocation_ids)
-    found = sa.select(allocation_constraint).where(mine).order_by(allocation_constraint.c.id)
-    return list(conn.execute(found).all())
+    # If the database sorted them, it could walk over all constraints in the order of their ids.
+    return sorted(conn.execute(sa.select(allocation_constraint).where(mine)).all(), key=lambda row: row.id)
 
 
 def _check_allocation_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:

@@ -125,7 +125,7 @@ def notes_of_tenant(conn: sa.Connection, tenant_id: str, valid_from: float) -> d
         (EventKind.INSTANCE, instance, of_machines, Status.UNKNOWN),
         (EventKind.INTERFACE, nvlink_interface, with_interfaces, Status.PENDING),
     ):
-        mine = sa.and_(owned_by(instance, tenant_id), machine.c.domain.in_(outdated))
+        mine = sa.and_(owned_by(instance.c.tenant_id, tenant_id), machine.c.domain.in_(outdated))
         ready = (
             sa.select(table.c.id, machine.c.domain)
             .select_from(joined)

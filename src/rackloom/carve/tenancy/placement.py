@@ -121,7 +121,7 @@ def count_reserved_trays(conn: sa.Connection, tenant_id: str, now: float) -> int
 
 def idle_reserved_machines(conn: sa.Connection, tenant_id: str, now: float) -> Mapping[str, int]:
     """Instance type -> machines that are reserved for the tenant now and carry none of its instances."""
-    own = sa.select(instance.c.machine_id).where(owned_by(instance, tenant_id))
+    own = sa.select(instance.c.machine_id).where(owned_by(instance.c.tenant_id, tenant_id))
     return _of_tenant(conn, tenant_id, now, machine.c.id.not_in(own))
 
 
@@ -137,7 +137,7 @@ def check_unreserved(conn: sa.Connection, machine_ids: Collection[str], now: flo
 def _of_tenant(
     conn: sa.Connection, tenant_id: str, now: float, condition: sa.ColumnElement[bool]
 ) -> Counter[str]:
-    owned = conn.execute(_RESERVATIONS.where(owned_by(tray_reservation, tenant_id)))
+    owned = conn.execute(_RESERVATIONS.where(owned_by(tray_reservation.c.tenant_id, tenant_id)))
     if not (mine := list(in_force((Reservation(*row) for row in owned), now))):
         return Counter()
     counted: sa.Select[Any] = (

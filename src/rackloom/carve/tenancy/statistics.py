@@ -63,12 +63,12 @@ class MachineUse(msgspec.Struct, frozen=True):
 def count_instances(conn: sa.Connection, tenant_id: str, valid_from: float) -> StatusCounts:
     """The instances of a tenant; readings from before `valid_from` do not count."""
     status = outdated.shown_status_column(instance, latest.outdated_domains(conn, valid_from))
-    return _count(conn, sa.select(status, sa.func.count()).where(owned_by(instance, tenant_id)))
+    return _count(conn, sa.select(status, sa.func.count()).where(owned_by(instance.c.tenant_id, tenant_id)))
 
 
 def count_vpcs(conn: sa.Connection, tenant_id: str) -> StatusCounts:
     """The VPCs of a tenant."""
-    return _count(conn, sa.select(vpc.c.status, sa.func.count()).where(owned_by(vpc, tenant_id)))
+    return _count(conn, sa.select(vpc.c.status, sa.func.count()).where(owned_by(vpc.c.tenant_id, tenant_id)))
 
 
 def count_machines(conn: sa.Connection, condition: sa.ColumnElement[bool]) -> StatusCounts:
