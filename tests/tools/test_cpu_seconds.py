@@ -84,12 +84,12 @@ def test_only_a_factor_makes_the_ceiling_a_limit(
 
 
 def test_a_slow_machine_has_as_much_more_time(monkeypatch, capsys):
-    monkeypatch.setattr(cpu_seconds, "run", lambda _command: (0, 370.0))
+    monkeypatch.setattr(cpu_seconds, "run", lambda _command: (0, 296.0))
     monkeypatch.setattr(cpu_seconds, "slowness", iter((2.0, 3.0)).__next__)
     monkeypatch.setattr(sys, "argv", ["cpu_seconds", "make test", "true"])
     monkeypatch.setenv("RACKLOOM_CPU_FACTOR", "0.5")
     assert cpu_seconds.main() == 0
-    assert "counted as 148 on a machine 2.5 times as slow" in capsys.readouterr().out
+    assert "counted as 148 on a machine 2.0 times as slow" in capsys.readouterr().out
 
 
 def test_this_machine_has_a_speed():
