@@ -4,6 +4,8 @@ The API server, scheduler, controllers and MPI operator are the real ones; our c
 just the rights that deploy/kubernetes gives them. Nodes are simulated, and carry the labels of their clique.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -12,12 +14,16 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.custom import MPI_JOB
 from tests.cluster.gangs_at_work import PATIENCE, does_not_fit, gangs_at_work, has_no_plans, record, two_racks
 from tests.cluster.installed import as_account
+from tests.cluster.kubectl import typed
 from tests.waiting import until
 
+from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.core.cluster.gang_objects import GANG_GATE, GROUP_LABEL, TRAY_ANNOTATION, reserving_plans
 from rackloom.core.cluster.objects import EVENT, JOB, NODE, POD, Object
 from rackloom.core.cluster.pods import SIZE_ANNOTATION
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.examination import examine
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 pytestmark = pytest.mark.anyio
@@ -90,7 +96,12 @@ async def held(api: KubeApi) -> set[str]:
 
 
 async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rack(
-    driver: None, mpi_operator: None, racks: dict[str, str], api: KubeApi, namespace: str
+    driver: None,
+    mpi_operator: None,
+    cluster: ControlPlane,
+    racks: dict[str, str],
+    api: KubeApi,
+    namespace: str,
 ) -> None:
     await api.create(MPI_JOB, mpi_job(namespace, "rack", TRAYS))
 
@@ -115,6 +126,14 @@ async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rac
     assert await bound(api, namespace, "late") == {}
     events = (await api.list(EVENT, namespace, fields="reason=DoesNotFit")).items
     assert "MPIJob" in {event["involvedObject"]["kind"] for event in events}
+    # The doctor names it in the words of the event, and its fix works when pasted.
+    findings = examine(await site_snapshot(time.time(), cluster=api))
+    (found,) = [finding for finding in findings if finding.check == Check.GANG]
+    assert found.subject == f"GangPlan {namespace}/late"
+    assert found.message in {f"DoesNotFit: {event['message']}" for event in events}
+    shown = await asyncio.to_thread(typed, cluster, found.fix)
+    assert shown.returncode == 0, shown.stderr
+    assert "DoesNotFit" in shown.stdout
 
     # The first ends, and the second has the whole rack.
     await api.delete(MPI_JOB, "rack", namespace)

@@ -122,7 +122,7 @@ def test_a_driver_that_reports_odd_conditions_stops_nothing():
         devices = [{"device": "d", "conditions": odd}, {"device": "e", "conditions": None}]
         await create_claim(admin, {"devices": devices})
         (found,) = await findings(admin, Check.PREPARED)
-        assert found.message == "d: Broken: "
+        assert found.message == "d: Broken"
 
     event_loop.run_simulation(1, story)
 

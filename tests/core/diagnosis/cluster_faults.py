@@ -42,6 +42,11 @@ def reported(snapshot, kind, name, **of):
     return msgspec.structs.replace(snapshot, reported=(record,))
 
 
+def nic_not_attached(snapshot):
+    pods = (f"team-0/worker-{TRAY}",)
+    return reported(snapshot, RESOURCE_CLAIM, "rails", device="rail-0", pods=pods)
+
+
 def node_lost(snapshot):
     lost = with_changed(snapshot, "nodes", of_node, ready=None, ready_since=NOW - 60)
     silent = with_changed(lost, "meshes", lambda record: record.node == NODE, complete=None)
@@ -180,13 +185,7 @@ FAULTS = {
         Check.GANG,
         "team-0/train",
     ),
-    "nic-not-attached": (
-        lambda snapshot: reported(
-            snapshot, RESOURCE_CLAIM, "rails", device="rail-0", pods=(f"team-0/worker-{TRAY}",)
-        ),
-        Check.PREPARED,
-        "team-0/rails",
-    ),
+    "nic-not-attached": (nic_not_attached, Check.PREPARED, "team-0/rails"),
     "pod-before-its-domain": (
         lambda snapshot: reported(snapshot, POD, f"worker-{TRAY}"),
         Check.CLAIMS,

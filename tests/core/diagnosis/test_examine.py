@@ -254,3 +254,9 @@ def test_a_name_from_the_fabric_is_one_word_of_the_fix():
     )
     fixes = [finding.fix for finding in examine(foreign) if finding.check == Check.PARTITION_OWNED]
     assert name in shlex.split(fixes[0])
+
+
+def test_a_device_that_is_not_ready_follows_from_its_node() -> None:
+    (found,) = examine(cluster_faults.nic_not_attached(cluster_faults.node_down(WELL)))
+    assert found.check == Check.NODE_READY
+    assert f"{Check.PREPARED}: ResourceClaim team-0/rails" in found.consequences

@@ -102,7 +102,7 @@ NO_FABRIC = "(no fabric)"
 
 def check_domains(cluster: ClusterEvidence) -> tuple[Finding, ...]:
     """Findings about reported conditions, pods, pending claims, then about each ComputeDomain."""
-    found = list(check_conditions(cluster.reported))
+    found = list(check_conditions(cluster))
     for pod in cluster.pods:
         found += (*_templates(pod, cluster), *_claims(pod, cluster))
     found += check_pending(cluster)
