@@ -1,7 +1,7 @@
 """What the map costs a served site: CPU while nothing changes, and how soon a change is on all pages.
 
-`rack_map.py --served` runs it. The store is on disk. Each of the tenants has racks of its own and one page
-open; every page has a stream. Switch controllers are read `READINGS` times a second, as the reconciler of
+`rack_map.py --served` runs it. The store is on disk. Each tenant has its racks and one open
+page, and every page has a stream. Switch controllers are read `READINGS` times a second, as the reconciler of
 1,000 racks does, and list what they listed before. `cpu_share` is the part of a core that the map takes: all
 that the process uses, less what the same readings cost without it. A change is a tray that an operator
 cordons or releases. It is shown once each stream has sent it.
@@ -182,7 +182,7 @@ def _holders(conn: sa.Connection, controllers: list[Controller]) -> None:
 
 @asynccontextmanager
 async def planted(racks: int, tenants: int, home: Path) -> AsyncIterator[tuple[Store, list[Controller]]]:
-    """A site of so many racks in use, each read once."""
+    """A site of racks in use, each read once."""
     profile = profiles.load_rack("gb200-nvl72")
     site: RackSite = build_site(profile, racks, SeededNames("served"))
     controllers = [

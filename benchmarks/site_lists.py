@@ -1,6 +1,6 @@
-"""Lists of a small tenant over REST, alone at the site and beside a large tenant; the store is SQLite.
+"""Lists of a small tenant over REST, alone at the site and beside a large tenant, on SQLite.
 
-Each list is asked for in turn, without a filter and with one, in both cases straight from the application.
+Each list is requested in turn, without a filter and with one, without a socket.
 `worst_ms` is the list that takes longest beside the large tenant, by the median of its repetitions.
 """
 
@@ -24,7 +24,7 @@ KINDS = 12
 
 
 async def measured(own: int, foreign: int, repeats: int, folder: Path) -> list[dict[str, Any]]:
-    """One row; `own` and `foreign` are rows in all tables together."""
+    """One row. `own` and `foreign` count rows in all tables."""
     async with plant(1, folder) as site:
         await crowd.fill(site.store, ORG, own // KINDS)
         alone = await _medians(site, repeats)

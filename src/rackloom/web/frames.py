@@ -122,7 +122,7 @@ def update_rack_frames(
     whole, tenancy = site, before.tenancy
     if org is not None:
         whole, tenancy = tenant_map(site, org, tenancy, None if nobodys is None else nobodys.whole)
-    # The racks of which somebody who holds nothing has no equal picture.
+    # The racks without an equal picture for tenants that hold nothing there.
     racks = whole.racks if nobodys is None else [shown.rack for _, shown in tenancy.shown.values()]
     named = recompute_changed(before.named, {rack.name: rack for rack in racks}, RackPlaces)
     # Names are looked up in the viewer's own part: a tenant is led to its own GPUs alone.

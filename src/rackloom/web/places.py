@@ -131,7 +131,7 @@ def _names_of_gpu(gpu: MapGpu, chain: GpuChain) -> Iterator[str]:
 
 def places_named(racks: Iterable[RackPlaces], wanted: Collection[str]) -> PlacesByName:
     """The locations of some names, in the order of the racks."""
-    # Each rack is asked for the few names that it may have: a large site has many of both.
+    # Each rack is searched for the few names that it may have: a large site has many of both.
     names = grouped((_coarse(name), name) for name in frozenset(wanted))
     coarse = frozenset(names)
     named = ((rack, name) for rack in racks for found in rack.coarse & coarse for name in names[found])

@@ -75,7 +75,7 @@ class RowGroups:
     ) -> Mapping[str, GroupRows]:
         """All rows by group; an unchanged group keeps the very rows of the cache.
 
-        Only groups `among` some are looked at; None: all.
+        With `among`, only these groups are compared.
         """
         if cache is None:
             return _in_groups(conn.execute(self._all).all())
@@ -263,7 +263,7 @@ _NAMED_CHASSIS = sa.union(
 
 
 def newest_entries(conn: sa.Connection) -> Mapping[str, int]:
-    """The number of the newest entry of each journal, by name; 0: it has none."""
+    """The number of the newest entry of each journal, by name, or 0 for an empty journal."""
     return {name: conn.execute(newest).scalar() or 0 for name, newest in _NEWEST_ENTRY.items()}
 
 

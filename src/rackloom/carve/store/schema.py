@@ -241,7 +241,7 @@ logical_partition = _of_tenant(
     _text("description", nullable=True),
     _text("status"),
     sa.UniqueConstraint("tenant_id", "name"),
-    # Every pass over a domain asks whether one is being deleted.
+    # Every pass over a domain reads those in deletion.
     sa.Index(
         "ix_logical_partition_deleting", "tenant_id", sqlite_where=_deleting, postgresql_where=_deleting
     ),

@@ -94,7 +94,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 # The objects that the gang controller follows. All pods and nodes are followed, not those of gangs alone: a
-# placement counts what everybody has.
+# placement counts the trays of all jobs.
 
 
 _BY_GANG, _BY_HOLDER, _BY_UID, _BY_TRAY, _BY_WORKLOAD = "gang", "holder", "uid", "tray", "workload"
@@ -320,8 +320,8 @@ _MOST_ATTEMPTS = 3
 _MOST_READS = 8
 """Objects that are read at once before a plan is written."""
 _RESTS = 20
-"""A gang that was refused is placed again after so many `GangSettings.again` without a change that helps. No
-watch shows what the owners of its pods say."""
+"""Multiples of `GangSettings.again`. A gang that was refused is placed again after this time, if no change
+helped before. No watch shows the owners of its pods."""
 
 
 async def read_gang(api: KubeApi, key: GangKey) -> tuple[Object | None, tuple[Object, ...]]:
@@ -369,7 +369,7 @@ class GangPlacer:
         self._refusals: dict[GangKey, str] = {}
         self._refused: dict[GangKey, _Refusal] = {}
         self._needless: set[GangKey] = set()
-        """Gangs that fresh reads showed to need no placement, though the cache had them ask."""
+        """Gangs that need no placement by fresh reads, although they do by the cache."""
         self._checked: dict[GangKey, GangPlan] = {}
         self._owner_checks: dict[GangKey, OwnerCheck] = {}
         self._site = SiteCache()
@@ -384,8 +384,8 @@ class GangPlacer:
     def request(self, snapshot: GangSnapshot) -> float:
         """Have a gang placed, checked or repaired in a later pass. Returns the seconds until that pass.
 
-        A gang that asked without need waits: a stale cache would otherwise have it ask in a loop. So does
-        one whose repair was refused, since time alone may make its pods late or its trays lost.
+        A gang without need waits: by a stale cache it would be placed in a loop. So does one whose repair was
+        refused, since time alone may make its pods late or its trays lost.
         """
         key, refused = snapshot.key, self._refused.get(snapshot.key)
         if refused is not None and refused.pods == _pod_versions(snapshot):
@@ -509,7 +509,7 @@ class GangPlacer:
     ) -> GangObjects | None:
         """The gang, if objects that the answer names are others by now. They then count in the cluster.
 
-        The trays of a plan that is checked must be empty of others, so the pods on them are read as well.
+        If a plan is checked, no foreign pod may be on its trays, so the pods there are read as well.
         """
         key, record, is_check = snapshot.key, snapshot.record, answer.checked is not None
         trays = record.reserved if is_check and record else planned_trays(answer.actions)

@@ -483,7 +483,7 @@ def check_shape(value: JsonMapping, shape: type[S], title: str, at: str = "") ->
     try:
         return convert_object(value, shape)
     except msgspec.ValidationError as error:
-        # A part that is checked by itself has its own path, before that of the part.
+        # A part that is checked alone has a path before that of the part.
         what, *inside = str(error).split(" - at `$")
         path = ".".join(filter(None, (at, *(part.rstrip("`").lstrip(".") for part in reversed(inside)))))
         raise Refused(

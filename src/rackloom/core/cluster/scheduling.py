@@ -416,7 +416,7 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_pod_requirements(pod: PodObject, labels: SchedulerLabels) -> PodRequirements:
-    """What a pod asks for, or the pods of a template. Raises Refused for a count or a rule that is none.
+    """The requirements of a pod, or of a template. Raises Refused for an unreadable count or rule.
 
     Raises msgspec.ValidationError for a node affinity with a field that core/v1 does not have.
     """

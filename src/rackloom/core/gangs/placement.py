@@ -305,7 +305,7 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, cache: SiteCache)
             site, asked = with_node_resources(site, asked, resources.requests, resources.use)
         return SiteView.of(site), asked
 
-    # A gang that holds nothing yet meets the same site as any other of its namespace that asks for the same.
+    # Gangs of one namespace that hold nothing and request the same meet the same site.
     holds = {member.node for member in snapshot.living} != {None}
     demand = (
         *(snapshot.key if holds else snapshot.key.namespace, msgspec.json.encode(gang.groups)),

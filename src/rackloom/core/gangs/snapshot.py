@@ -342,7 +342,7 @@ class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
-    """As they were listed. What bears on a placement is in `state`."""
+    """As the watches show them. `state` has the facts for a placement."""
     claims: tuple[Object, ...] = ()
     slices: tuple[Object, ...] = ()
     classes: tuple[Object, ...] = ()

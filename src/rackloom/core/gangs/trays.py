@@ -403,7 +403,7 @@ _MOST_SITES = 16
 
 
 class SiteCache(TrayCountCache):
-    """What the gangs of a placement pass share: gangs that ask for the same meet the same site.
+    """Values that the gangs of a placement pass share: equal requests meet the same site.
 
     The counts of members outlast a change of the cluster, all else goes with it. For one thread at a time.
     """

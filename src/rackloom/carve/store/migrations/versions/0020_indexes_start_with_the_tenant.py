@@ -1,6 +1,6 @@
 """Indexes of tenants' tables start with the tenant: one that starts otherwise leads through the rows of all.
 
-Few logical partitions are being deleted at any time, and every pass asks for them: a partial index has those.
+Few logical partitions are in deletion at any time, and every pass reads them: a partial index has only those.
 """
 
 import sqlalchemy as sa
