@@ -1,4 +1,4 @@
-"""What placing gangs costs on a large cluster that is in use; one JSON object a row.
+"""The cost of placing gangs on a large cluster in use, one JSON object a row.
 
     python benchmarks/gangs.py [--quick] [--nodes N] [--pods-per-node P] [--pending G] [--new M]
 

@@ -51,7 +51,7 @@ CHANGES = 10
 
 
 class Controller:
-    """The endpoint of one domain, and what its controller lists."""
+    """The endpoint of one domain, and the list of its controller."""
 
     def __init__(self, number: int, domain: NvlinkDomain, tenant: str) -> None:
         self.number = number
@@ -267,9 +267,9 @@ def _is_cordoned(live: LiveMap, machine: str) -> bool:
 
 
 async def served_figures(racks: int, tenants: int, seconds: float) -> dict[str, Any]:
-    """What the map costs a site of so many racks, which so many tenants look at.
+    """The cost of the map for a site, by its racks and the tenants that look at it.
 
-    It is measured for so many seconds with the map, and for as many without it.
+    `seconds` is the length of the measurement with the map, and of that without it.
     """
     with TemporaryDirectory() as folder:
         async with planted(racks, tenants, Path(folder)) as (store, controllers):

@@ -298,7 +298,7 @@ def test_a_cluster_is_followed_object_by_object() -> None:
 
 
 def test_a_dump_has_the_facts_of_its_objects() -> None:
-    """`rackloom place` decodes nodes and pods of a dump straight into values, without what no plan reads."""
+    """`rackloom place` decodes nodes and pods of a dump straight into values, without unread fields."""
     bulk = {"env": [{"name": "E", "value": "v"}], "image": "i", "volumeMounts": [{"name": "v"}]}
     decoded = 0
     for seed in range(60):

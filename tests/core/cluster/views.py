@@ -1,10 +1,9 @@
 """The site of some objects, as the planner of `place` and the gang controller take it."""
 
-from msgspec.structs import replace
-
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import placement_site
+from rackloom.core.gangs.snapshot import ClusterLists, GangSettings
 from rackloom.core.gangs.trays import running_site
 
 READY = [{"type": "Ready", "status": "True"}]
@@ -20,8 +19,8 @@ def as_ready(node):
     return node if "conditions" in status else {**node, "status": {**status, "conditions": READY}}
 
 
-def with_state(lists, settings):
-    """Lists of a gang controller with the facts of them."""
+def lists_of(nodes=(), pods=(), claims=(), slices=(), *, settings=GangSettings(), **others):  # noqa: B008
+    """The lists that the gang controller makes of a cluster."""
     labels = SchedulerLabels(clique=settings.clique_label)
-    state = read_state(map(as_ready, lists.nodes), lists.pods, lists.claims, lists.slices, labels)
-    return replace(lists, claims=state.claims, state=state, running=running_site(state))
+    state = read_state(map(as_ready, nodes), pods, claims, slices, labels)
+    return ClusterLists(slices=tuple(slices), state=state, running=running_site(state), **others)

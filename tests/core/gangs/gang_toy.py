@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
-from tests.core.cluster.views import with_state
+from tests.core.cluster.views import lists_of
 
 from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.cluster import names
@@ -33,7 +33,6 @@ from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.snapshot import (
-    ClusterLists,
     GangObjects,
     GangSettings,
     read_record,
@@ -128,9 +127,8 @@ class Toy:
         self.refusal, snapshot = "", replace(self.snapshot(), refusal="")
         if not reconcile_gang(snapshot, SETTINGS).needs_placement:
             return before[0] != self.refusal
-        objects = ClusterLists(nodes=tuple(self.nodes.values()), pods=tuple(self.pods.values()))
         records = tuple(read_record(plan) for plan in self.plans.values())
-        cluster = replace(with_state(objects, SETTINGS), records=records)
+        cluster = lists_of(self.nodes.values(), self.pods.values(), settings=SETTINGS, records=records)
         try:
             found = answer_placement(replace(snapshot, cluster=cluster), SETTINGS, self.counted)
         except Refused as refused:
@@ -378,6 +376,6 @@ def worker(name, job):
     return {"metadata": meta, "spec": gpus() | {"schedulingGates": [{"name": GANG_GATE}]}}
 
 
-def read_site(objects, records, settings):
+def read_site(cluster, records=()):
     """The trays, with the holds of running pods, of their claims, and of recorded plans."""
-    return with_reservations(with_state(objects, settings).running, records)
+    return with_reservations(cluster.running, records)

@@ -1,14 +1,13 @@
 """Members with a channel of their own: each takes a tray, whatever other trays there are."""
 
 import pytest
-from msgspec.structs import replace
-from tests.core.cluster.views import with_state
+from tests.core.cluster.views import lists_of
 from tests.core.gangs.test_gang_objects import CHANNEL, node, pod, template
 
 from rackloom.core.cluster.gang_objects import GangKey, read_member, read_tray_node
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.placement import answer_placement
-from rackloom.core.gangs.snapshot import ClusterLists, GangSettings, GangSnapshot, read_record
+from rackloom.core.gangs.snapshot import GangSettings, GangSnapshot, read_record
 from rackloom.core.gangs.trays import SiteCache
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import merge_patch
@@ -31,9 +30,8 @@ def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=
         for name, template in names.items()
     ]
     templates = (template("channel", [CHANNEL]),)
-    lists = ClusterLists(nodes=tuple(nodes), pods=(*pods, *others), templates=templates)
     record = read_record(plan)
-    cluster = replace(with_state(lists, SETTINGS), records=(record,))
+    cluster = lists_of(nodes, (*pods, *others), settings=SETTINGS, templates=templates, records=(record,))
     snapshot = GangSnapshot(
         key=KEY,
         now=0.0,

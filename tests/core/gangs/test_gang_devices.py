@@ -1,14 +1,13 @@
 """What the members of a gang claim, counted on each tray by the planner's own allocator."""
 
 import pytest
-from tests.core.cluster.views import with_state
+from tests.core.cluster.views import lists_of
 from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import GANG_GATE, read_member
 from rackloom.core.cluster.pods import SIZE_ANNOTATION
 from rackloom.core.gangs.requests import claim_specs, group_claims, member_demand
-from rackloom.core.gangs.snapshot import ClusterLists, GangSettings
 from rackloom.core.gangs.trays import TrayCountCache, with_claim_room
 from rackloom.errors import Refused
 
@@ -77,23 +76,22 @@ def taint_rule(name, effect="NoSchedule", **selector):
 
 
 def cluster(*, slices, templates=(), claims=(), pods=(), taint_rules=()):
-    lists = ClusterLists(
-        nodes=(node("n1"), node("n2")),
-        pods=tuple(pods),
-        claims=tuple(claims),
-        slices=tuple(slices),
+    return lists_of(
+        (node("n1"), node("n2")),
+        pods,
+        claims,
+        slices,
         classes=(device_class(NIC), device_class(GPU)),
         templates=tuple(templates),
         taint_rules=tuple(taint_rules),
     )
-    return with_state(lists, GangSettings())
 
 
 def rooms(objects, *requests, mine="team/big", counted=None):
     """How many members with such a claim each tray serves."""
     known = claim_specs(cluster(slices=(), templates=(template("t", *requests),)), "team")
     found = group_claims([read_member(pod("w", "t"))], known)
-    site = read_site(objects, [], GangSettings())
+    site = read_site(objects)
     site = with_claim_room(site, objects, {"t": found.claims}, mine, counted or TrayCountCache())
     return {tray.name: tray.rooms["t"].empty if "t" in tray.rooms else 0 for tray in site.trays}
 
@@ -213,7 +211,7 @@ def test_gpus_that_are_counted_and_claimed_are_held_once():
 
     def held(user):
         objects = cluster(slices=slices, claims=[made], pods=[user])
-        return [(hold.tray, hold.gpus) for hold in read_site(objects, [], GangSettings()).holds]
+        return [(hold.tray, hold.gpus) for hold in read_site(objects).holds]
 
     assert held({**counting, "status": status}) == [("n1", 1)]
     elsewhere = {**counting, "metadata": {**counting["metadata"], "uid": "uid-other", "name": "other"}}

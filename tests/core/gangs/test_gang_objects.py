@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from tests.core.cluster.views import lists_of
 from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.cluster import names
@@ -192,7 +193,7 @@ def test_what_claims_ask_for():
     ):
         assert ClaimRequest({"devices": {"requests": requests}}).demand == demand
     templates = (template("gpus", [gpu]), template("channel", [CHANNEL]))
-    known = claim_specs(ClusterLists(nodes=(), pods=(), templates=templates), "team")
+    known = claim_specs(ClusterLists(templates=templates), "team")
     members = [read_member(pod(claims=["gpus"], gpus=1)), read_member(pod(gpus=2))]
     assert group_demand(members, known) == GpuDemand(3)
     assert group_demand([read_member(pod(claims=["channel"], gpus=2))], known) == GpuDemand(2, whole=True)
@@ -260,7 +261,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
     slices = {
         "spec": {"driver": names.GPU_DRIVER, "nodeName": "n7", "pool": {"name": "n7"}, "devices": devices}
     }
-    site = read_site(ClusterLists(nodes=nodes, pods=pods, claims=(claim,), slices=(slices,)), [], SETTINGS)
+    site = read_site(lists_of(nodes, pods, (claim,), (slices,)))
     shut = {tray.name: tray.shut for tray in site.trays}
     assert shut == {
         "n1": None,
@@ -282,10 +283,9 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
 def test_an_operator_names_the_clique_of_his_nodes():
     labelled = node("n1")
     labelled["metadata"]["labels"] |= {"topo/domain": "d7"}
-    objects = ClusterLists(nodes=(labelled,), pods=())
-    (plain,) = read_site(objects, [], SETTINGS).trays
+    (plain,) = read_site(lists_of([labelled])).trays
     assert plain.clique == "c.1"
-    (named,) = read_site(objects, [], GangSettings(clique_label="topo/domain")).trays
+    (named,) = read_site(lists_of([labelled], settings=GangSettings(clique_label="topo/domain"))).trays
     assert named.clique == "d7"
 
 
@@ -313,7 +313,7 @@ def test_limits_are_quantities_and_an_unreadable_pod_is_named_and_holds_nothing(
         pod("waits", gpus="half"),
         {**pod("done", gpus="half", nodeName="n3"), "status": {"phase": "Failed"}},
     )
-    assert set(read_site(ClusterLists(nodes=nodes, pods=pods), [], SETTINGS).holds) == {
+    assert set(read_site(lists_of(nodes, pods)).holds) == {
         TrayHold(owner="team/pod thousand", tray="n2", gpus=1000),
     }
     names = [unreadable.title for unreadable in read_state(pods=pods).unreadable]
@@ -365,7 +365,7 @@ def test_a_plan_is_recorded_and_read_back_and_reserves_its_trays():
     assert (found.gang, found.plan, found.reserved) == (gang, plan, ("n1", "n2"))
     assert found.cliques == {"n1": "c.1"}
     other = TrayHold(owner="team/big", tray="n1", gpus=4)
-    assert other in read_site(ClusterLists(nodes=(node("n1"),), pods=()), [found], SETTINGS).holds
+    assert other in read_site(lists_of([node("n1")]), [found]).holds
 
 
 def test_taints_of_others_stay():

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.cluster.views import lists_of
 from tests.core.gangs.gang_toy import read_site
 from tests.core.gangs.test_gang_objects import REQUIRED, node, pod
 
@@ -11,7 +12,6 @@ from rackloom.core.cluster.pods import read_pod
 from rackloom.core.cluster.scheduling import is_node_selected
 from rackloom.core.gangs.requests import group_terms
 from rackloom.core.gangs.slots import pin_and_ungate
-from rackloom.core.gangs.snapshot import ClusterLists, GangSettings
 from rackloom.core.gangs.trays import site_for_terms
 from rackloom.lab.kube.controllers.scheduler import is_tolerated
 from rackloom.lab.kube.patches import json_patch
@@ -79,7 +79,7 @@ def pods(draw):
 @given(nodes(), pods())
 def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, held):
     member = read_member(held)
-    site = read_site(ClusterLists(nodes=tuple(there), pods=()), [], GangSettings())
+    site = read_site(lists_of(there))
     by_name = {obj["metadata"]["name"]: obj for obj in there}
     nodes = {name: read_node(obj) for name, obj in by_name.items()}
     found = site_for_terms(site, group_terms({"member": [member]}).values(), nodes)
@@ -107,7 +107,7 @@ def test_a_node_is_closed_by_its_state_once_and_by_each_other_taint():
     )
     tolerant = pod(gpus=4, tolerations=[{"key": cordon["key"], "operator": "Exists"}])
     for held in (pod(gpus=4), tolerant):
-        site = read_site(ClusterLists(nodes=there), [], GangSettings())
+        site = read_site(lists_of(there))
         terms = group_terms({"member": [read_member(held)]}).values()
         found = site_for_terms(site, terms, {obj["metadata"]["name"]: read_node(obj) for obj in there})
         reasons = {tray.name: tray.shut for tray in found.trays}

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.core.cluster.views import read_site
+from tests.core.cluster.views import lists_of, read_site
 from tests.core.gangs.gang_toy import read_site as seen_by_the_controller
 
 from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, PlacementTerms
-from rackloom.core.gangs.snapshot import ClusterLists, GangSettings
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.errors import Refused
 
@@ -39,7 +38,7 @@ def from_the_command(held: dict[str, Any]) -> PlacementSite:
 
 
 def from_the_controller(held: dict[str, Any]) -> PlacementSite:
-    return seen_by_the_controller(ClusterLists(nodes=NODES, pods=(), claims=(held,)), [], GangSettings())
+    return seen_by_the_controller(lists_of(NODES, claims=[held]))
 
 
 @pytest.mark.parametrize("site", [from_the_command, from_the_controller])

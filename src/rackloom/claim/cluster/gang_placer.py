@@ -474,7 +474,7 @@ class GangPlacer:
                 self._needless.discard(key)
                 await self._execute(snapshot, answer)
                 return
-            # The objects that the answer names have changed. It is made again from what they are now.
+            # The objects that the answer names have changed: it is made again from their present state.
             snapshot, self._cluster = self.snapshot(fresh, key), await self._caches.lists()
 
     async def _answer(self, snapshot: GangSnapshot) -> PlacementAnswer | None:

@@ -39,7 +39,7 @@ class Source(msgspec.Struct, frozen=True):
 
     file: str
     content: bytes | None
-    """None: it is read again to find a line. A dump of a cluster is larger than what is kept of it."""
+    """None if it is read again to find a line: a dump of a cluster is larger than its kept values."""
     is_json: bool
 
     def line(self, document: int, path: FieldPath) -> int:
@@ -166,7 +166,7 @@ def parse_documents(
 
     `keep`: False if `file` can be read again, to find a line for an error.
 
-    `kinds`: the reader needs no others. Of a List in JSON, items of others are left out, and nodes, pods and
+    `kinds`: those that the reader needs. Other items of a List in JSON are left out, and nodes, pods and
     slices have their values in `Document.decoded`.
     """
     content = content.encode() if isinstance(content, str) else content

@@ -292,7 +292,7 @@ def is_supported_term(term: PodAffinityTerm, host: str) -> bool:
 
 
 def pod_identity(pod: PodObject, host: str) -> PodIdentity:
-    """A pod, or a template in a namespace of its own metadata."""
+    """A pod, or a template in the namespace of its metadata."""
     apart = anti_affinity_terms(pod.spec, host)
     return PodIdentity(namespace=pod.namespace, labels=pod.labels, apart=apart)
 

@@ -70,7 +70,7 @@ def claim_specs(cluster: ClusterLists, namespace: str) -> ClaimSpecs:
     """All claims and claim templates that a pod of the namespace can name."""
     return {
         (kind, name_of(obj)): claim_request(obj)
-        for kind, objects in (("claim", cluster.claims), ("claim template", cluster.templates))
+        for kind, objects in (("claim", cluster.state.claims), ("claim template", cluster.templates))
         for obj in objects
         if namespace_of(obj) == namespace
     }

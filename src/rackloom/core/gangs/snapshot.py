@@ -338,19 +338,15 @@ class OwnerCheck(msgspec.Struct, frozen=True):
 
 
 class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that bears on a placement, and what `trays.follow_lists` derives from it once per pass."""
+    """All facts for a placement. `trays.follow_lists` derives `running` and `use`, once per pass."""
 
-    nodes: tuple[Object, ...] = ()
-    pods: tuple[Object, ...] = ()
-    """As the watches show them. `state` has the facts for a placement."""
-    claims: tuple[Object, ...] = ()
     slices: tuple[Object, ...] = ()
     classes: tuple[Object, ...] = ()
     templates: tuple[Object, ...] = ()
     taint_rules: tuple[Object, ...] = ()
     """DeviceTaintRules."""
     state: ClusterState = ClusterState()
-    """The facts of these lists."""
+    """Nodes, pods, claims and devices."""
     running: PlacementSite = PlacementSite(())
     """All trays, and what pods and claims hold on them (`trays.running_site`)."""
     use: NodeUse | None = None

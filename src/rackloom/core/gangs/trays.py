@@ -104,9 +104,9 @@ def running_site(
 
 
 def follow_lists(before: ClusterLists, now: ClusterLists) -> ClusterLists:
-    """The lists of a cluster with what is derived from them.
+    """The lists of a cluster with the values that are derived from them.
 
-    `before` is what this returned last. It is returned again if nothing has changed.
+    `before` is the last result. It is returned again if nothing has changed.
     """
     if now.state is before.state and _other_objects(now) == _other_objects(before):
         return before
@@ -266,7 +266,7 @@ def trays_barred_by(
 ) -> frozenset[str]:
     """Trays on which a pod of another job and members exclude each other.
 
-    `theirs` gives the bound pods of others: all of them, or those with required anti-affinity. `nodes` are
+    `theirs` gives the bound pods of other jobs: all, or those with required anti-affinity. `nodes` are
     all nodes of the cluster: a pod on any of them may exclude members from its clique or zone.
     """
     mine = [member.constraints for member in members]
@@ -579,7 +579,7 @@ def _constraints_by_gang(
 
 
 def _held(cluster: ClusterLists, own: Collection[tuple[str, str | None]]) -> tuple[TrayHold, ...]:
-    """All holds, but for what is planned for the workloads `own`."""
+    """All holds without those that are planned for the workloads `own`."""
     plans = (hold for workload, holds in cluster.planned.items() if workload not in own for hold in holds)
     return with_reservations(cluster.running, cluster.records, plans).holds
 

@@ -22,6 +22,7 @@ from rackloom.core.cluster.objects import (
     JOB,
     NODE,
     POD,
+    RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     metav1_time,
@@ -115,9 +116,20 @@ class Job:
     """Pods by name; a missing pod is created again, as by the MPI operator."""
 
     def __init__(
-        self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0, templates=(), completions=None, cpu=None
+        self,
+        site,
+        name,
+        sizes,
+        *,
+        gpus=GPUS,
+        gang=True,
+        spares=0,
+        templates=(),
+        own_claims=False,
+        completions=None,
+        cpu=None,
     ):
-        self.cpu = cpu
+        self.cpu, self.own_claims = cpu, own_claims
         self.site, self.name, self.sizes, self.gpus, self.gang = site, name, sizes, gpus, gang
         self.completions = completions
         self.spares, self.templates = spares, templates
@@ -148,6 +160,8 @@ class Job:
         resources = {"limits": limits, "requests": requests}
         container = {"name": "main", "image": "none", "resources": resources}
         claims = [{"name": template, "resourceClaimTemplateName": template} for template in self.templates]
+        if self.own_claims:
+            claims.append({"name": "own", "resourceClaimName": meta["name"]})
         return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims}}
 
     async def succeed(self, name):
@@ -236,12 +250,14 @@ class GangSite:
             await self.user.create(RESOURCE_SLICE, {"metadata": {"name": f"{name}-{driver}"}, "spec": spec})
 
     async def make_template(self, name, count, driver=names.GPU_DRIVER):
-        exactly = {"deviceClassName": driver, "allocationMode": "ExactCount", "count": count}
-        request = {"name": "devices", "exactly": exactly}
-        spec = {"spec": {"devices": {"requests": [request]}}}
+        spec = {"spec": _devices(count, driver)}
         await self.user.create(
             RESOURCE_CLAIM_TEMPLATE, {"metadata": {"name": name, "namespace": TEAM}, "spec": spec}
         )
+
+    async def make_claim(self, name, count, driver=names.GPU_DRIVER):
+        meta = {"name": name, "namespace": TEAM}
+        await self.user.create(RESOURCE_CLAIM, {"metadata": meta, "spec": _devices(count, driver)})
 
     def gatekeeper(self):
         """The controller of the webhook's other gate."""
@@ -332,6 +348,11 @@ class GangSite:
                 return
             await asyncio.sleep(0.5)
         raise AssertionError(f"did not come true; plans: {(await self.user.list(GANG_PLAN)).items}")
+
+
+def _devices(count, driver):
+    exactly = {"deviceClassName": driver, "allocationMode": "ExactCount", "count": count}
+    return {"devices": {"requests": [{"name": "devices", "exactly": exactly}]}}
 
 
 def _ready(status):

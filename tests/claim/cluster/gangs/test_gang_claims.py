@@ -39,6 +39,22 @@ def test_a_gang_whose_gpus_are_claimed_has_them_on_its_trays():
     run(story)
 
 
+def test_members_that_name_claims_of_their_own_are_placed():
+    async def story():
+        site = await claiming_site(2, 3)
+        await site.publish()
+        site.start()
+        job = site.job("big", {"worker": 2}, gpus=0, own_claims=True)
+        await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
+        for number in range(2):
+            await site.make_claim(f"big-worker-{number}", 4)
+        await site.until(lambda: site.is_bound("big", 2))
+        assert len(set((await site.places("big")).values())) == 2
+        await over(site, job)
+
+    run(story)
+
+
 def test_a_gang_whose_members_claim_nics_passes_over_a_rack_where_one_is_missing():
     async def story():
         site = await claiming_site(2, 3, without=["r0-t1"])
