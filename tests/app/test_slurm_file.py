@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from rackloom.app import slurm_topology
 from rackloom.app.slurm_topology import (
     CommandFailed,
     SlurmOptions,
     TopologyFile,
+    file_stamps,
     follow_site_files,
     read_site_files,
     run_command,
@@ -172,6 +174,48 @@ async def test_an_unreadable_or_emptied_source_keeps_the_topology(tmp_path: Path
         task.cancel()
     unknown = [entry for entry in logs if entry["event"] == "slurm.source_unknown"]
     assert [entry["since"] for entry in unknown] == ["1970-01-02T00:00:00Z"] * 2
+
+
+async def test_files_are_read_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wall` runs ahead, so that no file counts as just changed."""
+    path, source = tmp_path / "topology.yaml", nodes_file(tmp_path, a="x.1", b="x.1")
+    looks, readings = 0, 0
+
+    def wall() -> float:
+        nonlocal looks
+        looks += 1
+        return time.time() + 10.0
+
+    def read(paths: tuple[Path, ...], rule: SlurmRule) -> SlurmTopology:
+        nonlocal readings
+        readings += 1
+        return read_site_files(paths, rule)
+
+    monkeypatch.setattr(slurm_topology, "read_site_files", read)
+    task = asyncio.create_task(follow_site_files((source,), SlurmRule(), TopologyFile(path), 0.01, wall))
+    await until(lambda: looks > 5)
+    assert readings == 1
+    # Slurm's file is looked after at every look.
+    path.unlink()
+    await until(path.exists)
+    assert readings == 1
+    nodes_file(tmp_path, a="x.1", b="x.1", c="x.1")
+    await until(lambda: "a,b,c" in path.read_text())
+    assert readings == 2
+    task.cancel()
+
+
+async def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path) -> None:
+    source = nodes_file(tmp_path, a="x.1")
+    assert file_stamps((source,), source.stat().st_ctime + 1.0) is None
+    stamps = file_stamps((source,), source.stat().st_ctime + 3.0)
+    source.read_text()
+    assert file_stamps((source,), source.stat().st_ctime + 3.0) == stamps
+    nodes_file(tmp_path, b="x.1")
+    assert file_stamps((source,), source.stat().st_ctime + 3.0) != stamps
+    assert file_stamps((source, tmp_path / "none"), time.time() + 10.0) is None
 
 
 def test_once_writes_once_and_refuses_what_is_empty(tmp_path: Path) -> None:

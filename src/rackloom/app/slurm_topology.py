@@ -1,8 +1,8 @@
 """`rackloom topology slurm`: Slurm's topology.yaml, kept up to date as a file or as a ConfigMap for Slinky.
 
-The source is the nodes of a cluster, which are followed, or files with nodes, which are read again every
-few seconds. A source that cannot be read, or shows no block, changes nothing: the topology stays, and the
-log says since when the source is unknown.
+The source is the nodes of a cluster, which are followed, or files with nodes. A look at the files every few
+seconds shows if they have changed, and only then are they read again. A source that cannot be read, or shows
+no block, changes nothing: the topology stays, and the log says since when the source is unknown.
 
 `TopologyFile` replaces the file whole and durably, and then has Slurm read it (`--hook`). A mark beside the
 file is written before it and removed after the hook has succeeded, so a crash in between loses no hook. A
@@ -192,7 +192,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
     sites: tuple[Path, ...] = ()
     """Files with nodes; none: the cluster of a kubeconfig."""
     every: float = 30.0
-    """Seconds between two readings of the files."""
+    """Seconds between two looks at the files."""
     kubeconfig: Path | None = None
     context: str | None = None
     file: Path | None = None
@@ -257,6 +257,24 @@ def read_site_files(paths: tuple[Path, ...], rule: SlurmRule) -> SlurmTopology:
     return found
 
 
+SETTLED_SECONDS = 2.0
+"""A file may change twice within one tick of its clock: 2 s on FAT, less on others."""
+
+
+def file_stamps(paths: tuple[Path, ...], now: float) -> list[tuple[int, ...]] | None:
+    """Values that differ after each change of a file. None if a file has just changed, or cannot be read.
+
+    `now`: seconds since the epoch.
+    """
+    try:
+        found = [path.stat() for path in paths]
+    except OSError:
+        return None
+    if any(now - stat.st_ctime <= SETTLED_SECONDS for stat in found):
+        return None
+    return [(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found]
+
+
 async def follow_site_files(
     paths: tuple[Path, ...],
     rule: SlurmRule,
@@ -264,12 +282,15 @@ async def follow_site_files(
     every: float,
     wall: Callable[[], float],
 ) -> None:
-    """Read the files every so many seconds, until cancelled."""
-    source = SourceLog(wall)
+    """Look at the files every so many seconds, and publish their topology, until cancelled."""
+    source, found, read = SourceLog(wall), None, None
     while True:
-        pause = every
+        # Stamps from before the reading: a change during it makes the next look differ.
+        pause, stamps = every, file_stamps(paths, wall())
         try:
-            found = read_site_files(paths, rule)
+            if found is None or stamps is None or stamps != read:
+                found = None
+                found, read = read_site_files(paths, rule), stamps
         except Refused as refused:
             source.lost(str(refused))
         else:

@@ -148,7 +148,7 @@ def slurm(
     config_map
         NAMESPACE/NAME of the ConfigMap that Slinky's Controller names in configFileRefs, in place of a file.
     site
-        Files with nodes (`kubectl get nodes -o yaml`) in place of a cluster. They are read again and again.
+        Files with nodes (`kubectl get nodes -o json`) in place of a cluster, read again after a change.
     taint
         Key of the taint of the nodes that are Slurm's.
     all_nodes
@@ -164,7 +164,7 @@ def slurm(
         Command that prints the nodes with jobs, such as `sinfo -h -N -t alloc,mix,comp -o %N`. A node enters
         a block only while it is not among them.
     every
-        Seconds between two readings of the files of --site.
+        Seconds between two looks at the files of --site.
     once
         Write the topology of --site once, run the hook, and end.
     """
