@@ -117,7 +117,6 @@ verify-release:  ## a downloaded release: DIST=, SIGNERS=
 image-lock: venv  ## new pins of the image's packages
 	$(BIN)/python -m deploy.image.build --lock
 	$(BIN)/python -m deploy.release.copyrights
-	$(BIN)/python -m deploy.release.licences
 
 # What one machine with an NVIDIA GPU can show; elsewhere each check is skipped and says why. With WHEELS=DIR all
 # packages come from that directory and nothing is fetched (docs/gpus.md).

@@ -1,16 +1,17 @@
-"""docs/licences.md: `python -m deploy.release.licences` writes it from the pins and what they say.
+"""The page of licences of the site, from the pins: `python -m docs.site.reference licences` prints it.
 
-What Rackloom chooses to depend on must be permissive (`PERMISSIVE`), with the exceptions that the page names.
-What the image takes from Debian is what every program on that system uses; the page says which is permissive.
+A Python package that Rackloom depends on must be permissive (`PERMISSIVE`), or one of the exceptions that
+the page names. Each program on Debian uses the packages that the image takes from there. The page marks
+those that are not permissive.
 """
 
 import re
 from collections.abc import Iterable
 
 from deploy.release import copyrights
-from deploy.release.pins import ROOT, Part, parts
+from deploy.release.pins import Part, parts
+from docs.site.reference.markdown import made_from
 
-PAGE = ROOT / "docs" / "licences.md"
 PERMISSIVE = {
     "0BSD",
     "Apache-2.0",
@@ -28,20 +29,19 @@ PERMISSIVE = {
     "libselinux-1.0",
 }
 EXCEPTIONS = {
-    "certifi": "MPL-2.0. It asks that changes of its own files be published; the list of certificates is "
-    "shipped unchanged.",
-    "pyroute2": "GPL-2.0-or-later or Apache-2.0, as the receiver chooses: Rackloom uses it under Apache-2.0.",
+    "certifi": "MPL-2.0, which requires that changes of its files be published. Rackloom ships the list of "
+    "certificates unchanged.",
+    "pyroute2": "GPL-2.0-or-later or Apache-2.0. The receiver chooses. Rackloom uses it under Apache-2.0.",
 }
-"""Packages whose licence needs a word."""
-_INTRODUCTION = """\
-# Licences of what is shipped
+"""Packages that are not under a permissive licence alone, each with the reason to accept it."""
+_INTRODUCTION = f"""\
+# Licences
 
-Rackloom is under Apache-2.0. This page lists what others made and a release has in it; the bill of materials
-of a release ([releasing.md](releasing.md)) has the same with the digest of every file, for programs.
-`python -m deploy.release.licences` writes the page from the pins; a test compares, and refuses a Python
-package whose licence is not permissive.
+{made_from("the pins and the metadata of their packages")}
 
-Two need a word:
+Rackloom is under Apache-2.0. A release also contains the work of others, and this page lists it. The bill of
+materials of a release (`rackloom-VERSION.cdx.json`) has the same list with the digest of every file. A test
+refuses a Python package whose licence is not permissive, with two exceptions:
 
 """
 _FILES = """
@@ -51,33 +51,32 @@ _FILES = """
 _WHEELS = """
 ## Python packages
 
-What `pip install rackloom` brings on Linux, and what both images have; NIXL and numpy are in
-`rackloom-transfer` alone. Libraries that a wheel has bundled are named by its own licence files, below its
-`.dist-info` folder.
+`pip install rackloom` installs these on Linux, and both images contain them. NIXL and numpy are in
+`rackloom-transfer` alone. A wheel names the licences of the libraries that it bundles in its `.dist-info`
+folder.
 
 """
 _DEBIAN = """
 ## Debian packages of the images
 
-They are the system that the programs run on: unchanged, as Debian publishes them, with their sources in
-Debian's archive. Each image has their licences in `/usr/share/doc/*/copyright`. **{count} of {all} are
-not permissive**; they are marked. Libraries of the C and C++ runtime are under LGPL-2.1, or GPL-3.0 with
-the exception for programs that are compiled with them. `coreutils` (`chroot`) is a program of its own
-under GPL-3.0, and brings `libacl1`, `libattr1` and `libgmp10`. `readline` is loaded by nothing of ours:
-it belongs to the interactive prompt of Python. `libdb5.3`, and `libnsl2` with what it needs
-(`libcom-err2`, `libkeyutils1`), belong to modules of Python that nothing of ours imports (`dbm`, `nis`).
+The programs run on this system. The packages are unchanged, as Debian publishes them, and their sources are
+in Debian's archive. Each image has their licences in `/usr/share/doc/*/copyright`. **{count} of {all} are
+not permissive** and are marked. The libraries of the C and C++ runtime are under LGPL-2.1, or under GPL-3.0
+with the exception for programs that are compiled with them. `coreutils` (`chroot`) is a separate program
+under GPL-3.0, and needs `libacl1`, `libattr1` and `libgmp10`. Rackloom does not load `readline`, which
+belongs to the interactive prompt of Python. `libdb5.3`, and `libnsl2` with `libcom-err2` and
+`libkeyutils1`, belong to modules of Python that Rackloom does not import (`dbm`, `nis`).
 
-The last column is what the package's copyright file names, read from the locked packages by `python -m
-deploy.release.copyrights`: more than the image has in it, because that file is of the whole source, with
-its tests and its build. The licence is that of what the image takes; a test refuses one that the file
-does not name.
+The column "licence" is about the files that the image takes. The last column lists the licences that the
+package's copyright file names for the whole source, with its tests and its build. A test refuses a licence
+that the file does not name.
 
 """
 
 
-def page(found: Iterable[Part]) -> str:
-    """The page."""
-    found = list(found)
+def page(found: Iterable[Part] | None = None) -> str:
+    """The page, of these parts or of those that the pins name."""
+    found = list(parts() if found is None else found)
     words = [f"- **{name}** is under {text}\n" for name, text in EXCEPTIONS.items()]
     wheels = [part for part in found if part.purl.startswith("pkg:pypi/")]
     files = [part for part in found if part.purl.startswith("pkg:npm/")]
@@ -122,7 +121,3 @@ def _table_of_debian(found: Iterable[Part]) -> str:
     ]
     head = "| package | version | licence | permissive | its copyright file names |\n|---|---|---|---|---|\n"
     return head + "".join(rows)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(parts()))

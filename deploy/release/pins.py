@@ -1,6 +1,6 @@
 """What a release is made of beside the source tree: pinned wheels, Debian packages, files of others in it.
 
-Each is named with version, digests and licence, for the bill of materials (`sbom`) and docs/licences.md
+Each is named with version, digests and licence, for the bill of materials (`sbom`) and the page of licences
 (`licences`). Licences of wheels come from the metadata of what is installed here; `licences.toml` has what
 no metadata says in terms of SPDX.
 """

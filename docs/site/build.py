@@ -20,8 +20,19 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+from deploy.release import licences
 from docs.site import pages
-from docs.site.reference import commands, conditions, metrics, resources, rest, runbooks, settings
+from docs.site.reference import (
+    commands,
+    conditions,
+    log_events,
+    metrics,
+    resources,
+    rest,
+    roles,
+    runbooks,
+    settings,
+)
 
 HERE = Path(__file__).parent
 OUT = pages.ROOT / "build" / "site"
@@ -33,8 +44,11 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "metrics": metrics.page,
     "conditions": conditions.page,
     "runbooks": runbooks.page,
+    "roles": roles.page,
+    "licences": licences.page,
+    "log-events": log_events.page,
 }
-"""What each generated page is written by."""
+"""The function that writes each generated page. `python -m docs.site.reference NAME` prints a page."""
 _VERSION = re.compile(r"[0-9a-z][0-9a-z.+-]*")
 
 

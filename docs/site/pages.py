@@ -5,7 +5,8 @@ in the site's navigation. Every other page that is linked (examples, deployment,
 
 The staged tree is laid out as the repository is, so that links between pages stay as they are written. Only
 links that mean nothing in a site change: a folder becomes its README, a file that is no page is staged beside
-the pages and offered as a download, and a diagram becomes the drawing of it (docs/site/diagrams.py).
+the pages and offered as a download, and a diagram becomes the drawing of it (docs/site/diagrams.py). The
+command that prints a generated page becomes a link to that page, because git has no such file to link to.
 """
 
 import re
@@ -26,6 +27,8 @@ PATTERNS = ("*.md", "docs/*.md", "deploy/*/*.md", "examples/*/*.md", "src/racklo
 KINDS = ("Tutorials", "How-to", "Reference", "Explanation")
 
 _LINK = re.compile(r"\[(?P<label>[^]]*)\]\((?![a-z]+:|#)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+PRINTS = re.compile(r"`python -m docs\.site\.reference ([a-z-]+)`")
+"""A command that prints a generated page."""
 _FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -100,12 +103,13 @@ def _from_top(target: str) -> str:
 
 def _rewritten(text: str, page: str, pages: list[str], folder: Path) -> Iterator[str]:
     """A page with the links of a site; code is left alone."""
+    top = "../" * page.count("/")
     for part in _FENCED.split(text):
-        yield (
-            part
-            if _FENCED.fullmatch(part)
-            else _LINK.sub(lambda match: _link(match, page, pages, folder), part)
-        )
+        if _FENCED.fullmatch(part):
+            yield part
+        else:
+            linked = _LINK.sub(lambda match: _link(match, page, pages, folder), part)
+            yield PRINTS.sub(rf"[reference: \1]({top}reference/\1.md)", linked)
 
 
 def _link(match: re.Match[str], page: str, pages: list[str], folder: Path) -> str:

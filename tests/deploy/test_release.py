@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -248,8 +249,21 @@ def test_every_file_that_names_the_version_names_the_same() -> None:
         build.check_version(ROOT, "1.0", "HEAD")
 
 
-def test_the_page_of_licences_is_that_of_the_pins() -> None:
-    assert licences.PAGE.read_text() == licences.page(pins.parts()), "run python -m deploy.release.licences"
+def test_the_page_of_licences_has_each_part_with_its_version_and_licence() -> None:
+    found = pins.parts()
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|(?: (yes|\*\*no\*\*) \|)?", licences.page(), re.MULTILINE
+    )
+    listed = {row[:3]: row[3] for row in rows if row[0] not in ("package", "---")}
+    assert listed == {
+        (part.name, part.version, part.licence): (
+            ("yes" if licences.is_permissive(part.licence) else "**no**")
+            if part.purl.startswith("pkg:deb/")
+            else ""
+        )
+        for part in found
+    }
+    assert all(f"**{name}** is under" in licences.page() for name in licences.EXCEPTIONS)
 
 
 def test_the_copyright_files_are_those_of_the_locked_packages() -> None:

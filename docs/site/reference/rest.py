@@ -35,7 +35,7 @@ def page() -> str:
         "# REST operations",
         made_from("the OpenAPI document, which a service gives at `/openapi.json`"),
         f"Every path begins with `{base}`. [api.md](../docs/api.md) says what all operations have in common; "
-        "[roles.md](../docs/roles.md) lists them by role.",
+        "[Roles](roles.md) lists the roles of each path.",
         "## Errors",
         "Answers of every operation, with the body [Problem](#problem):",
         table(("status", "when"), [(code(status), cell(about)) for status, about in shared]),

@@ -1,9 +1,9 @@
 """The served OpenAPI document: valid, complete, and the same as what the routes enforce."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.site.reference import roles
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.testclient import TestClient
 from tests.carve.api import described
@@ -57,17 +57,13 @@ def test_every_name_in_a_path_is_a_described_parameter(document: Any) -> None:
 def test_every_operation_declares_who_may_call_it(document: Any) -> None:
     known = {MEMBER, *Role}
     for method, path, operation in operations(document):
-        roles = operation[ROLES_KEY]
-        assert roles, (method, path)
-        assert known.issuperset(roles), (method, path)
+        declared = operation[ROLES_KEY]
+        assert declared, (method, path)
+        assert known.issuperset(declared), (method, path)
 
 
-ROLES_PAGE = Path(__file__).parents[3] / "docs" / "roles.md"
-
-
-def test_the_page_of_roles_says_what_is_enforced(document: Any) -> None:
-    """When this fails, put the lines that it expects into the page."""
-    _, _, section = ROLES_PAGE.read_text().partition("## Operations of REST")
+def test_the_page_of_roles_has_the_roles_that_the_service_declares(document: Any) -> None:
+    _, _, section = roles.page().partition("## Operations of REST")
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [*operation_lines(document), *parameter_lines(document)]
 
@@ -76,11 +72,11 @@ def operation_lines(document: Any) -> list[str]:
     """A row for each path: who may call its operations. Methods with the same roles stand together."""
     found: dict[str, dict[str, list[str]]] = {}
     for operation in described.operations(document):
-        roles = " or ".join(f"`{role}`" for role in (MEMBER, *Role) if role in operation.declared)
-        found.setdefault(operation.path, {}).setdefault(roles, []).append(operation.method)
+        admitted = " or ".join(f"`{role}`" for role in (MEMBER, *Role) if role in operation.declared)
+        found.setdefault(operation.path, {}).setdefault(admitted, []).append(operation.method)
     return [
         f"| `/{path}` | "
-        + "; ".join(f"{', '.join(names)}: {roles}" for roles, names in methods.items())
+        + "; ".join(f"{', '.join(names)}: {admitted}" for admitted, names in methods.items())
         + " |"
         for path, methods in found.items()
     ]
