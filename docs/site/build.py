@@ -31,6 +31,7 @@ from docs.site.reference import (
     rest,
     roles,
     runbooks,
+    scenarios,
     settings,
 )
 
@@ -46,6 +47,7 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "runbooks": runbooks.page,
     "roles": roles.page,
     "licences": licences.page,
+    "scenarios": scenarios.page,
     "log-events": log_events.page,
 }
 """The function that writes each generated page. `python -m docs.site.reference NAME` prints a page."""

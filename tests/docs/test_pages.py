@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from cyclopts.exceptions import CycloptsError
+from docs.site.build import REFERENCES
+from docs.site.pages import PRINTS
 from tests.docs.markdown import FENCED, PAGES, ROOT, lines, spans
 
 from rackloom.cli.main import app
@@ -140,3 +142,8 @@ def test_contributing_lists_the_rooms_that_there_are():
     verbs = {"carve", "claim", "core", "prove"}
     rooms = {verb for verb in there - verbs if verb.count("/") == (verb.split("/")[0] in verbs)}
     assert rooms <= listed <= there
+
+
+@each_page
+def test_every_generated_page_that_is_named_is_there(name):
+    assert set(PRINTS.findall(PAGES[name])) <= REFERENCES.keys()

@@ -1,6 +1,6 @@
 """Sites as context managers, and what a test does with one.
 
-`Site` speaks to the control of a running site (`app/twin/control.py`): every step of docs/scenarios.md can be
+`Site` speaks to the control of a running site (`app/twin/control.py`): every step of a scenario can be
 played on it. An action that does not come about and an expectation that is not observed raise
 `StepNotObserved`, an AssertionError, so that a test fails with what was observed instead. What cannot be
 played at all (an unknown step, a tray that is not there) raises `rackloom.errors.Refused` with the nearest
@@ -97,7 +97,7 @@ class Site:
     # Faults and steps.
 
     def inject(self, fault: Fault, **keys: Any) -> str:
-        """Break something; returns what was done. Keys are those of docs/scenarios.md, with underscores.
+        """Break something; returns what was done. Keys are those of scenario files, with underscores.
 
         Raises:
             Refused: there is no such fault, or it cannot be on this site.

@@ -6,7 +6,7 @@
 or a whole file (`POST /play`, the answer is a line of JSON for each step and one for the whole), and clears
 every fault (`POST /clear`).
 
-The steps are those of docs/scenarios.md, and a running site remembers what they made: a later step or
+The steps are those of scenario files, and a running site remembers what they made: a later step or
 file may use the names of earlier ones. Steps that name an instance also take `rack-R/T`, whatever is in
 tray T of rack R, so that trays which tenants got over REST can be broken too. One step or file is played
 at a time; the next waits. What cannot be played is answered 400 with the reason and the nearest fix.
