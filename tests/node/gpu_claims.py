@@ -1,7 +1,7 @@
 """Claims for whole GPUs and the pods that use them, as the tests of NVIDIA's DRA driver have them.
 
-Kinds, counts, fields and configs are those of docs/upstream-tests.md; names are ours. All of it is in one
-namespace.
+Kinds, counts, fields and configs are those of tests/docs/upstream_tests.toml; names are ours. All of it is
+in one namespace.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Whole GPUs on real kubelets, asked for with the objects of the end-to-end tests of NVIDIA's DRA driver.
 
-docs/upstream-tests.md says which test of theirs each of these is about. Where theirs reads what nvidia-smi
-lists in a container, these look at the device files of the GPUs in it. Pods that do not depend on each other
-are started together (`asked`), and each test looks at its own; they stay until the last test, so the tests
-that count what is left come before them.
+tests/docs/upstream_tests.toml names the test of theirs behind each of these. Where theirs reads what
+nvidia-smi lists in a container, these look at the device files of the GPUs in it. Pods that do not depend
+on each other are started together (`asked`), and each test looks at its own; they stay until the last test,
+so the tests that count what is left come before them.
 """
 
 from collections.abc import Iterator

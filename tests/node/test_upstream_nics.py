@@ -5,7 +5,7 @@ but the claim leads a pod to the node that has the interface, and no container n
 
 **A stand-in**: the interfaces are ends of pairs (`veth`), since not every kernel has `dummy` links. As in
 their tests, the plugin is started with an empty `--filter`, so that it publishes these.
-`docs/upstream-tests.md` tells which test shows what.
+`tests/docs/upstream_tests.toml` names the test of theirs behind each.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Shares of a GPU on real kubelets, asked for with the objects of the tests of NVIDIA's DRA driver.
 
-docs/upstream-tests.md says which test of theirs each of these is about. A container shows by its device files
-which GPU it has. The plugins are started again for each way of sharing.
+tests/docs/upstream_tests.toml names the test of theirs behind each of these. A container shows by its
+device files which GPU it has. The plugins are started again for each way of sharing.
 """
 
 import json
