@@ -158,7 +158,7 @@ simulate: venv  ## seeded faults in virtual time
 	PYTHONHASHSEED=0 $(BIN)/python tests/simulation/run_claims.py --every $(or $(EVERY),1)
 
 # Changes what decides over partitions and membership, one expression at a time, and runs the tests on each change:
-# which changes does no test notice (docs/mutation.md)? Goes on where it stopped. MODULE=core.partitions.planner: that
+# which changes does no test notice (benchmarks/mutation.py)? Goes on where it stopped. MODULE=core.partitions.planner: that
 # module alone; JOBS=1: one test run at a time. The same examples are drawn each time.
 mutate: venv  ## which changes does no test notice?
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/mutate.txt

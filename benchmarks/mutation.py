@@ -1,16 +1,27 @@
-"""What `make mutate` found: the score of each module, and the mutants that no test kills.
+"""Reports the results of `make mutate`: the score of each module, and the mutants that survive.
 
-A mutant counts as killed if a test fails with it or does not end in time. One that no test calls
-counts as survived. `docs/mutation.md` has the score of each module and, in blocks of kind `diff`,
-every survivor with its change; the text above a block says why no test can notice it. A mutant is
-recognised by its function and its change, because its number moves with each edit of the function.
+    make mutate                                    all modules, from the point at which the last run stopped
+    make mutate MODULE=core.partitions.planner     one module
+    make mutate JOBS=1                             one test run at a time instead of two
+    python benchmarks/mutation.py                  only the report
+    .venv/bin/python -m mutmut show NAME           the change of a mutant
 
-The report rewrites the scores on that page, for modules of which all mutants were run. It ends with
-status 1 if nothing was run or a mutant survives that the page does not have, and prints such mutants
-as they would stand there.
+mutmut changes one expression of a function at a time, and runs the tests that call the function.
+`pyproject.toml` configures it, and results stay in `mutants/`. A later run repeats the functions that
+changed. After a change of tests, `make clean` makes it find out again which tests call which function.
+Statements outside of functions have no mutants: leave out their clauses by hand.
+
+A mutant counts as killed if a test fails with it or does not end in time. A mutant that no test calls
+counts as survived. For a survivor, there are three remedies, in this order: a test of the behaviour that
+the mutant changes, simpler code if nothing needs the changed part, or a block in
+`tests/surviving_mutants.diff` with the reason if no behaviour differs. A test that repeats the expression
+is no remedy.
+
+The report ends with status 1 if nothing was run, or if a mutant survives that the file does not have. It
+prints such a mutant in the form of the file. The function and the change identify a mutant, because its
+number moves with each edit of the function.
 """
 
-import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -18,15 +29,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-PAGE = Path(__file__).parents[1] / "docs" / "mutation.md"
+EXPLAINED = Path(__file__).parents[1] / "tests" / "surviving_mutants.diff"
 PACKAGE = "rackloom."
 KILLED = ("killed", "timeout")
 SURVIVED = ("survived", "no tests", "suspicious", "segfault")
 NOT_RUN = "not checked"
-_BLOCK = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_ROW = re.compile(
-    r"^\| `(?P<path>[\w/]+\.py)`(?P<note>[^|]*) \| \d+ \| \d+ \| \d+ \| [\d.]+ % \|$", re.MULTILINE
-)
 
 
 class Mutant(NamedTuple):
@@ -38,7 +45,7 @@ class Mutant(NamedTuple):
     after: tuple[str, ...]
 
     def text(self) -> str:
-        """As it stands on the page."""
+        """As the file has it."""
         return "\n".join(
             [f"@@ {self.function}", *map("-{}".format, self.before), *map("+{}".format, self.after)]
         )
@@ -68,21 +75,21 @@ def mutant_of(name: str, diff: str) -> Mutant:
     return Mutant(function_of(name), *_changed_lines(hunks.splitlines()))
 
 
-def explained_mutants(page: str) -> set[Mutant]:
-    """The mutants of which the page says why no test notices them."""
+def explained_mutants(text: str) -> set[Mutant]:
+    """The mutants of the file. Lines that start with `#` are reasons."""
     found = set()
-    for block in _BLOCK.findall(page):
-        function = ""
-        lines: list[str] = []
-        for line in [*block.splitlines(), "@@ "]:
-            starts_another = line.startswith("-") and any(earlier.startswith("+") for earlier in lines)
-            if lines and (starts_another or line.startswith("@@ ")):
-                found.add(Mutant(function, *_changed_lines(lines)))
-                lines = []
-            if line.startswith("@@ "):
-                function = line.removeprefix("@@ ")
-            else:
-                lines.append(line)
+    function = ""
+    lines: list[str] = []
+    changes = [line for line in text.splitlines() if line and not line.startswith("#")]
+    for line in [*changes, "@@ "]:
+        starts_another = line.startswith("-") and any(earlier.startswith("+") for earlier in lines)
+        if lines and (starts_another or line.startswith("@@ ")):
+            found.add(Mutant(function, *_changed_lines(lines)))
+            lines = []
+        if line.startswith("@@ "):
+            function = line.removeprefix("@@ ")
+        else:
+            lines.append(line)
     return found
 
 
@@ -92,20 +99,6 @@ def _changed_lines(lines: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ..
 
 def _marked(mark: str, lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(line[1:].strip() for line in lines if line.startswith(mark))
-
-
-def with_scores(page: str, found: Mapping[str, Mapping[str, str]]) -> str:
-    """The page with the scores of the modules of which all mutants were run."""
-
-    def row(old: re.Match[str]) -> str:
-        outcomes = found.get(old["path"].removesuffix(".py").replace("/", "."), {})
-        killed, survived = _counted(outcomes)
-        if not outcomes or killed + survived < len(outcomes):
-            return old[0]
-        score = f"{100 * killed / len(outcomes):.1f}".removesuffix(".0")
-        return f"| `{old['path']}`{old['note']} | {len(outcomes)} | {killed} | {survived} | {score} % |"
-
-    return _ROW.sub(row, page)
 
 
 def _counted(outcomes: Mapping[str, str]) -> tuple[int, int]:
@@ -130,21 +123,19 @@ def _mutmut(*words: str) -> str:
 
 
 def main() -> int:
-    """Print and record what was found; returns the exit status."""
+    """Print the report. Returns the exit status."""
     found = outcomes_by_module(_mutmut("results", "--all", "true"))
-    page = PAGE.read_text()
-    PAGE.write_text(with_scores(page, found))
     print(_table(found))
     if all(outcome == NOT_RUN for outcomes in found.values() for outcome in outcomes.values()):
         print("No mutant was run.", file=sys.stderr)
         return 1
     names = [name for outcomes in found.values() for name, outcome in outcomes.items() if outcome in SURVIVED]
     survivors = {mutant_of(name, _mutmut("show", name)): name for name in names}
-    explained = explained_mutants(page)
+    explained = explained_mutants(EXPLAINED.read_text())
     unexplained = [(name, mutant) for mutant, name in survivors.items() if mutant not in explained]
-    print(f"{len(survivors) - len(unexplained)} survivors that {PAGE.name} explains")
+    print(f"{len(survivors) - len(unexplained)} survivors that {EXPLAINED.name} explains")
     for name, mutant in unexplained:
-        print(f"\n{name} survives, and {PAGE.name} does not say why:\n{mutant.text()}", file=sys.stderr)
+        print(f"\n{name} survives, and {EXPLAINED.name} has no reason:\n{mutant.text()}", file=sys.stderr)
     return 1 if unexplained else 0
 
 

@@ -1,4 +1,4 @@
-"""The report of mutation testing: which survivors are explained, and the scores of the page."""
+"""The report of mutation testing: the explained survivors, and the scores."""
 
 from pathlib import Path
 
@@ -24,11 +24,8 @@ SHOWN = '''# rackloom.core.domains.membership.x_abandoned_nodes__mutmut_4: survi
      lost = (name for name, since in snapshot.unready.items() if now - since >= after)
 '''
 NAME = "rackloom.core.domains.membership.x_abandoned_nodes__mutmut_4"
-PAGE = """
-| `core/domains/membership.py`, who left | 9 | 9 | 0 | 100 % |
-| `carve/reconcile/leases.py` | 8 | 8 | 0 | 100 % |
-
-```diff
+EXPLAINED = """
+# The clock of a test starts later.
 @@ core.domains.membership.abandoned_nodes
 -now = epoch_seconds(snapshot.now) or 0.0
 +now = epoch_seconds(snapshot.now) or 1.0
@@ -36,10 +33,11 @@ PAGE = """
 -    "a": 0,
 +obj = {
 +    "a": 1,
+
+# It is equal for all times.
 @@ carve.reconcile.leases.LeaseGuard.extend
 -if at < end:
 +if at <= end:
-```
 """
 
 
@@ -50,31 +48,27 @@ def test_a_survivor_is_explained_by_its_function_and_its_change() -> None:
         "-now = epoch_seconds(snapshot.now) or 0.0\n"
         "+now = epoch_seconds(snapshot.now) or 1.0"
     )
-    explained = report.explained_mutants(PAGE)
+    explained = report.explained_mutants(EXPLAINED)
     assert len(explained) == 3
     assert found in explained
     assert found._replace(after=("now = epoch_seconds(snapshot.now) or 2.0",)) not in explained
     assert found._replace(function="core.domains.membership.seconds_to_next_loss") not in explained
 
 
-def test_the_scores_of_modules_that_were_run_as_a_whole_are_written() -> None:
-    scored = report.with_scores(PAGE, report.outcomes_by_module(LISTING))
-    assert "| `core/domains/membership.py`, who left | 3 | 2 | 1 | 66.7 % |" in scored
-    assert "| `carve/reconcile/leases.py` | 8 | 8 | 0 | 100 % |" in scored
-
-
 @pytest.mark.parametrize("also", ["", "@@ core.domains.membership.abandoned_nodes\n-a\n+b\n"])
-def test_it_fails_for_a_survivor_that_the_page_does_not_have(
+def test_it_fails_for_a_survivor_that_the_file_does_not_have(
     also: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = tmp_path / "mutation.md"
-    page.write_text(PAGE.replace("abandoned_nodes\n", "another\n") if also else PAGE)
-    monkeypatch.setattr(report, "PAGE", page)
+    file = tmp_path / "surviving_mutants.diff"
+    file.write_text(EXPLAINED.replace("abandoned_nodes\n", "another\n") if also else EXPLAINED)
+    monkeypatch.setattr(report, "EXPLAINED", file)
     monkeypatch.setattr(report, "_mutmut", lambda *words: SHOWN if words[0] == "show" else LISTING)
     assert report.main() == (1 if also else 0)
-    reported = capsys.readouterr().err
-    assert ("+now = epoch_seconds(snapshot.now) or 1.0" in reported) is bool(also)
-    assert "66.7 %" in page.read_text()
+    printed = capsys.readouterr()
+    assert ("+now = epoch_seconds(snapshot.now) or 1.0" in printed.err) is bool(also)
+    scores = {line.split()[0]: line.split()[1:] for line in printed.out.splitlines()}
+    assert scores["core.domains.membership"] == ["3", "2", "1", "0", "66.7%"]
+    assert scores["carve.reconcile.leases"] == ["2", "1", "0", "1", "100.0%"]
 
 
 def test_it_fails_where_nothing_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +76,10 @@ def test_it_fails_where_nothing_was_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert report.main() == 1
 
 
-def test_what_the_page_explains_is_in_the_code() -> None:
-    for mutant in report.explained_mutants(report.PAGE.read_text()):
+def test_each_explained_change_is_of_a_line_in_the_code() -> None:
+    explained = report.explained_mutants(report.EXPLAINED.read_text())
+    assert len(explained) == 8
+    for mutant in explained:
         module = next(
             path
             for path in (ROOT / "src/rackloom").rglob("*.py")
