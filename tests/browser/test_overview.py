@@ -52,6 +52,7 @@ def test_red_is_for_problems_alone(open_map, pictures_folder, mode, scheme):
         assert page.locator(f"{problem} b").inner_text() == "!"
 
 
+# A new user shares the view with a colleague: choose a GPU, copy the address.
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_rack_is_opened_and_its_gpu_chosen_and_the_view_is_a_link(open_map, pictures_folder, width, height):
     with open_map(story(60), width=width, height=height) as (page, served):

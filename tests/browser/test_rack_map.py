@@ -322,6 +322,7 @@ def test_few_racks_fill_the_screen_and_a_chosen_gpu_hides_nothing(open_map, pict
         assert page.evaluate(CLIPPED) == []
 
 
+# A new user finds out which job a fault affects: the finding names it.
 def test_a_finding_leads_to_its_gpu_by_mouse_and_by_keys(open_map):
     reading = story(2)
     chains = join_shares(reading.snapshot, JoinedShares()).chains

@@ -17,6 +17,7 @@ def search_for(page, text):
     page.wait_for_selector(f"{RESULT}, #found p")
 
 
+# A new user finds a tenant's GPUs, or the rack of a node: type the name, press Enter.
 @pytest.mark.parametrize(
     ("scheme", "width", "height"), [("light", 1280, 800), ("dark", 1280, 800), ("light", 390, 844)]
 )

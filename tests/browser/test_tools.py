@@ -52,6 +52,7 @@ def test_without_a_script_the_systems_theme_counts_and_no_dead_button_is_shown(c
         assert page.locator("#found [role=option]").count() > 1
 
 
+# A new user has the first command of a repair in the clipboard after a click on its button.
 def test_ids_and_commands_are_copied(open_map):
     with open_map(story(1)) as (page, served):
         page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=served.url)

@@ -2,6 +2,12 @@
 
 The API server, scheduler, controllers, MPI operator, our controller, webhook, node plugins and IMEX daemons
 are the real ones with the rights of their pods; kubelets, containers and nvidia-imex are simulated.
+
+In mode `domain`, the trays are two cliques of 18. In mode `channel`, one clique of 18 is kept warm. 36
+trays with all their programs in one process need the whole machine: deadlines pass on a busy one. Deaths
+between any two steps are in `tests/claim/node/imex/test_crash_points.py` and
+`tests/claim/cluster/test_crashes.py`. Here, a death is a cancelled task, and `test_controller_replicas`
+kills a process.
 """
 
 import datetime as dt

@@ -21,6 +21,7 @@ def rows_of(whole, opened=()):
     return list(csv.DictReader(io.StringIO("".join(gpu_table(whole, opened)))))
 
 
+# A new user has all GPUs in a spreadsheet after a click on CSV.
 def test_each_gpu_is_a_row_with_its_chain():
     rows = rows_of(site_map(examined(SEEN)))
     assert len(rows) == 2 * 3 * 4

@@ -21,6 +21,7 @@ def whole(holders=TWO_RACKS, **change):
     return site_map(SiteReading(snapshot=seen))
 
 
+# A new user makes room for 18 trays: type the number, read the rack and the trays that are taken.
 @pytest.mark.parametrize(
     ("trays", "fits", "racks"),
     [

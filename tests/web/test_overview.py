@@ -130,6 +130,7 @@ def test_a_site_that_cannot_be_read_has_no_number():
     assert numbers["GPUs in use"] == ("unknown", f"last known: 4 {SINCE}")
 
 
+# A new user reads the fastest proved path, or that there is none yet, in the fifth number.
 def test_only_a_promise_that_was_kept_proves_a_path():
     seen = snapshot(1, 2, ("acme",))
     slow = msgspec.structs.replace(seen.transfers[0], gigabytes_per_second=20.0)

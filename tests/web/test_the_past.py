@@ -74,6 +74,7 @@ def test_what_is_no_time(text):
 # Pages.
 
 
+# A new user finds out what happened at 14:05: type the time, read the site and the changes since.
 def test_a_page_shows_the_site_as_it_was_and_what_has_changed_since():
     started = TimelineEntry(at=AT + 90, tenant="acme", what="add gpus", where="domain 0", outcome="done")
     then = reading(0, (None, None, "blue"), findings=())
