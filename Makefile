@@ -165,7 +165,7 @@ mutate: venv  ## which changes does no test notice?
 	CI=1 $(BIN)/python -m mutmut run --max-children $(or $(JOBS),2) $(if $(MODULE),"rackloom.$(MODULE).*")
 	$(BIN)/python benchmarks/mutation.py
 
-# Every benchmark in its short form, and the ratios of docs/speed.md that a busy machine does not move.
+# Every benchmark in its short form, and the ratios of benchmarks/goals.toml that a busy machine does not move.
 bench-quick: venv  ## every benchmark in its short form
 	$(BIN)/python benchmarks/quick.py $(WORDS)
 

@@ -26,6 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import goals
 import msgspec
 import structlog
 from site_figures import load, spent
@@ -197,7 +198,7 @@ def row(measure: str, **figures: Any) -> None:
     rounded = {
         name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()
     }
-    print(json.dumps({"measure": measure} | rounded | load()), flush=True)
+    print(json.dumps(goals.judged("gangs", {"measure": measure} | rounded | load())), flush=True)
 
 
 async def until(holds: Callable[[], bool], seconds: float = 1200.0) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import goals
 import msgspec
 from site_figures import load
 
@@ -132,7 +133,7 @@ def memory(pid: int) -> dict[str, float]:
 async def rows(which: Sequence[str], rest: float) -> None:
     """Print a row for each."""
     for process in which:
-        print(json.dumps(await measured(process, rest)), flush=True)
+        print(json.dumps(goals.judged("node_footprint", await measured(process, rest))), flush=True)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import goals
 from msgspec.structs import replace
 from site_figures import load as machine_load
 
@@ -409,7 +410,7 @@ def main() -> None:
         parser.error("say one of rules, speed and optimum, or --quick")
     for name, rows in {"rules": rules, "speed": speed, "optimum": optimum}.items():
         for row in rows(**QUICK[name]) if quick else rows(**given) if name == command else ():
-            print(json.dumps(row), flush=True)
+            print(json.dumps(goals.judged("placement", row)), flush=True)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from benchmarks.site_figures import load, spent
 from tests.core.diagnosis.healthy import healthy
 from tests.web.snapshots import snapshot
 
+from benchmarks import goals
 from rackloom.app.process import freeze_loaded_objects
 from rackloom.app.site.rack_map import POLL_SECONDS
 from rackloom.app.snapshot.background_examiner import Examiner
@@ -269,7 +270,7 @@ async def heal_figures(racks: int) -> AsyncIterator[dict[str, object]]:
 async def print_heal_figures(racks: int) -> None:
     """A line for each fault."""
     async for figures in heal_figures(racks):
-        print(json.dumps(figures | load()), flush=True)
+        print(json.dumps(goals.judged("rack_map", figures | load())), flush=True)
 
 
 def main() -> None:
@@ -342,7 +343,7 @@ def main() -> None:
             len(render_changes(after_opened.since(1))) / 1024, 1
         ),
     }
-    print(json.dumps(figures | load()))
+    print(json.dumps(goals.judged("rack_map", figures | load())))
     if asked.history or asked.quick:
         print(json.dumps(history_figures(seen) | load()))
     if asked.quick:

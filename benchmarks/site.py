@@ -1,4 +1,4 @@
-"""Speed and size of the site service, one JSON object a row; `docs/speed.md` says how to read them.
+"""Speed and size of the site service, one JSON object a row.
 
     python benchmarks/site.py [--quick] [--only MEASURE] [--domains N [--filled N]] [--folder FOLDER]
 
@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import goals
 import site_fairness
 import site_latency
 import site_lists
@@ -76,7 +77,7 @@ def run(measure: str, arguments: tuple[int, ...], folder: Path) -> None:
     structlog.configure(wrapper_class=level, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     rows: Rows = uvloop.run(MEASURES[measure](*arguments, folder))
     for row in rows:
-        print(json.dumps(row), flush=True)
+        print(json.dumps(goals.judged("site", row)), flush=True)
 
 
 def main() -> None:

@@ -74,6 +74,8 @@ async def measured(rounds: int, seconds: int, folder: Path) -> list[dict[str, An
     record = {name: round(statistics.median(row[name] for row in alone), 3) for name in alone[0]}
     rows.append({**base, "of": "the store without REST, one process", "rounds": rounds, **record})
     growth = {f"{name}_factor": round(pair[name] / single[name], 2) for name in ("per_s", "cpu_ms")}
+    growth["lock_wait_added_ms"] = round(pair["lock_wait_ms"] - single["lock_wait_ms"], 3)
+    growth["goal_lock_wait_added_ms"] = round(0.1 * single["lock_wait_ms"], 3)
     return [*rows, {**base, "of": "two replicas against one", **growth}]
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import goals
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RACKLOOM = (sys.executable, "-m", "rackloom.cli.main")
 CLAIMS, HARDWARE = EXAMPLES / "nixl-kv-transfer", ("--profile", "gb200-nvl72")
@@ -113,7 +115,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="4 rounds: shows that it works")
     asked = parser.parse_args()
     for row in rows(4 if asked.quick else asked.rounds):
-        print(json.dumps(row), flush=True)
+        print(json.dumps(goals.judged("start", row)), flush=True)
 
 
 if __name__ == "__main__":
