@@ -248,10 +248,11 @@ def table(ratios: dict[str, Ratio], goals: list[Goal], seen: Seen) -> str:
     ]
     for goal in goals:
         judged = list(verdicts(goal, seen[goal.benchmark][0])) if goal.benchmark in seen else []
+        unseen = "only in the full form" if goal.benchmark in seen else "not run"
         # The rows of a goal may differ in their limits.
         worst = worst_first(goal, judged)[:1]
         figures = ", ".join(f"{figure:g} of {limit:g}" for figure, limit, _ in worst)
-        verdict = ("met" if all(met for *_, met in judged) else "**missed**") if judged else "no such row"
+        verdict = ("met" if all(met for *_, met in judged) else "**missed**") if judged else unseen
         limit = f"{goal.limit:g}" if isinstance(goal.limit, int | float) else "its limit"
         lines.append(
             f"| {goal.name}: at {goal.at} {limit} | {figures or '-'} | {verdict} | `{goal.command}` | "

@@ -119,7 +119,10 @@ def test_the_table_has_every_ratio_and_goal_with_its_verdict() -> None:
     assert "| `b`: x through y | 2 | 1 | enough |" in table
     assert "| `c`: x through y | - | 1 | not measured |" in table
     assert "| another: at most 10 | 11 of 10 | **missed** | `x.py` | **12 at load 3** |" in table
-    assert "| a third: at most 10 | - | no such row | `x.py` |  |" in table
+    assert "| a third: at most 10 | - | not run | `x.py` |  |" in table
+    seen = {"site": ([], {}), "twin": ([], {})}
+    table = QUICK.table({}, [unseen], seen).splitlines()
+    assert table[-1] == "| a third: at most 10 | - | only in the full form | `x.py` |  |"
 
 
 def test_rows_are_whole() -> None:

@@ -1,6 +1,6 @@
-"""Who may do what: the interfaces, the steps of a site's setup, and the roles of each operation of REST.
+"""Rights: the interfaces, the steps of a site's setup, and the roles of each operation of REST.
 
-The tables of operations come from the OpenAPI document, which declares what the service enforces.
+The tables of operations come from the OpenAPI document. The service enforces the same declarations.
 """
 
 from collections.abc import Iterable, Mapping
