@@ -4,6 +4,8 @@ import json
 import re
 
 import pytest
+from docs.site import pages
+from docs.site.reference import __main__ as printing
 from docs.site.reference import commands, conditions, metrics, resources, rest, runbooks, settings
 from tests.app.setting_names import setting_names
 from tests.docs.markdown import PAGES, ROOT
@@ -149,3 +151,23 @@ def test_a_page_has_what_its_check_says_and_the_commands_with_their_effects() ->
         in page
     )
     assert "the factory partition is still there, and joins" in runbooks.pages()["default-partition-removed"]
+
+
+def test_the_command_that_prints_a_page_is_a_link_in_the_site(tmp_path) -> None:
+    text = (
+        "Rights: `python -m docs.site.reference roles`.\n\n```\n`python -m docs.site.reference roles`\n```\n"
+    )
+    linked = "".join(pages._rewritten(text, "docs/x.md", [], tmp_path))
+    assert linked == text.replace(
+        "Rights: `python -m docs.site.reference roles`", "Rights: [reference: roles](../reference/roles.md)"
+    )
+    assert "".join(pages._rewritten("`python -m docs.site.reference rest`", "SECURITY.md", [], tmp_path)) == (
+        "[reference: rest](reference/rest.md)"
+    )
+
+
+def test_a_page_is_printed_by_its_name_and_another_name_is_refused(capsys) -> None:
+    printing.main(["roles"])
+    assert capsys.readouterr().out.startswith("# Roles\n")
+    with pytest.raises(SystemExit, match="log-events"):
+        printing.main(["tables"])
