@@ -1,9 +1,10 @@
 """The rights of our accounts on objects that could take a cluster over, derived from the manifests.
 
-`python -m deploy.kubernetes.rights` prints the table, which is a page of the site's reference. Each binding of
-a role is evaluated as the API server's RBAC authorizer does, for every ServiceAccount that deploy/kubernetes
-and deploy/site install. A right is kept if its resource is in `COLUMNS`. Wildcards become the resources that
-they mean there. tests/deploy/expected_rights.md has the table that was reviewed last, and tests/cluster/test_rights.py compares the same rights with the answers of a real API server.
+`python -m deploy.kubernetes.rights` prints the table, which is a page of the site's reference. Each binding
+of a role is evaluated as the API server's RBAC authorizer does, for every ServiceAccount that
+deploy/kubernetes and deploy/site install. A right is kept if its resource is in `COLUMNS`. Wildcards become
+the resources that they mean there. tests/deploy/expected_rights.md has the table that was reviewed last.
+tests/cluster/test_rights.py compares the same rights with the answers of a real API server.
 """
 
 import re

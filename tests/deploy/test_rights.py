@@ -1,4 +1,4 @@
-"""The rights of our accounts on admission, RBAC, Secrets, nodes and DaemonSets: manifests and review agree."""
+"""The rights of our accounts on admission, RBAC, Secrets, nodes and DaemonSets are the reviewed ones."""
 
 import copy
 import shutil
