@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 from site_figures import memory
@@ -22,10 +22,10 @@ from tests.cluster.build import CONTROL_PLANE, made  # noqa: E402
 from tests.cluster.control_plane import ControlPlane  # noqa: E402
 from tests.cluster.processes import Child, start  # noqa: E402
 
-from rackloom.claim.kube.api import Conflict  # noqa: E402
+from rackloom.claim.kube.api import Conflict, KubeError  # noqa: E402
 from rackloom.claim.kube.client import KubeClient, RateLimiter  # noqa: E402
 from rackloom.claim.kube.connection import http_client  # noqa: E402
-from rackloom.core.cluster.objects import GANG_PLAN, NAMESPACE, NODE, Object, ResourceKind  # noqa: E402
+from rackloom.core.cluster.objects import GANG_PLAN, NAMESPACE, NODE, POD, Object, ResourceKind  # noqa: E402
 
 AT_ONCE = 24
 """Requests of the benchmark at a time."""
@@ -62,22 +62,25 @@ class RealSite:
     async def start(self) -> float:
         """The process lists the cluster while it starts, and all of its memory counts."""
         self.following = asyncio.create_task(self._follow())
-        command = [sys.executable, "-m", "rackloom.cli", "controller", "--image", "none"]
+        command = [sys.executable, "-m", "rackloom.cli.main", "controller", "--image", "none"]
         words = ["--kubeconfig", str(self._server.admin), "--quiet"]
         self.controller = start("controller", [*command, *words], self._server.logs)
         return 0.0
 
     async def _follow(self) -> None:
-        found = await self._api.list(GANG_PLAN)
-        version = found.resource_version
+        version = ""
         while True:
-            async with aclosing(self._api.watch(GANG_PLAN, resource_version=version)) as events:
-                async for event in events:
-                    version = event.object["metadata"]["resourceVersion"]
-                    self._plans[event.object["metadata"]["name"]] = event.object
+            # A type that is new is not served at once, and a server ends a watch after minutes.
+            with suppress(KubeError):
+                version = version or (await self._api.list(GANG_PLAN)).resource_version
+                async with aclosing(self._api.watch(GANG_PLAN, resource_version=version)) as events:
+                    async for event in events:
+                        version = event.object["metadata"]["resourceVersion"]
+                        self._plans[event.object["metadata"]["name"]] = event.object
+            await asyncio.sleep(0.2)
 
     async def write(self, kind: ResourceKind, obj: Object) -> None:
-        """Of a node that exists, annotations and the cordon change; of a pod, the phase."""
+        """Annotations and the cordon of a node change, and the phase of a pod. Classes are installed."""
         meta = obj["metadata"]
         try:
             await self._api.create(kind, as_sent(obj))
@@ -86,7 +89,7 @@ class RealSite:
                 spec = {"unschedulable": obj["spec"].get("unschedulable")}
                 patch = {"metadata": {"annotations": meta["annotations"]}, "spec": spec}
                 await self._api.patch(kind, meta["name"], None, patch)
-            else:
+            elif kind == POD:
                 status = {"status": {"phase": obj["status"]["phase"]}}
                 await self._api.patch(kind, meta["name"], meta["namespace"], status, subresource="status")
 
