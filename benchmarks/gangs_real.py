@@ -76,7 +76,8 @@ class RealSite:
                 async with aclosing(self._api.watch(GANG_PLAN, resource_version=version)) as events:
                     async for event in events:
                         version = event.object["metadata"]["resourceVersion"]
-                        self._plans[event.object["metadata"]["name"]] = event.object
+                        if event.type != "BOOKMARK":
+                            self._plans[event.object["metadata"]["name"]] = event.object
             await asyncio.sleep(0.2)
 
     async def write(self, kind: ResourceKind, obj: Object) -> None:
