@@ -103,7 +103,7 @@ wheel: venv  ## dist/rackloom-*.whl
 helm: venv  ## Helm, which the tests of the chart run
 	$(BIN)/python tests/cluster/build.py helm
 
-# Everything that a release publishes, into dist/VERSION (docs/releasing.md): of the tag vVERSION, or of REF; signed
+# Everything that a release publishes, into dist/VERSION (docs/testing.md): of the tag vVERSION, or of REF; signed
 # with the SSH key KEY; IMAGES=no leaves the images out.
 release: venv  ## all that a release publishes: VERSION=, KEY=
 	$(BIN)/python -m deploy.release.build --version $(VERSION) $(if $(REF),--ref $(REF)) $(if $(KEY),--key $(KEY)) \

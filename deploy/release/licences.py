@@ -37,7 +37,8 @@ _INTRODUCTION = """\
 # Licences of what is shipped
 
 Rackloom is under Apache-2.0. This page lists what others made and a release has in it; the bill of materials
-of a release ([releasing.md](releasing.md)) has the same with the digest of every file, for programs.
+of a release ([SECURITY.md](../SECURITY.md#verify-a-release)) has the same with the digest of every file,
+for programs.
 `python -m deploy.release.licences` writes the page from the pins; a test compares, and refuses a Python
 package whose licence is not permissive.
 

@@ -70,6 +70,6 @@ def test_what_python_is_told_to_import_for_claims_is_there():
 
 
 def test_what_is_told_of_the_fake_api_server():
-    (text,) = fenced("docs/kubernetes-client.md", "python")
+    (text,) = fenced("docs/testing.md", "python")
     known = {value.__name__: value for value in (FakeKube, DirectApi, RequestFault)}
     exec(text, known | {"webhook": None})  # noqa: S102 - our own page
