@@ -35,8 +35,8 @@ def test_the_configuration_of_the_first_day_only_looks(written):
 
 
 def test_a_declaration_of_a_machine():
-    (text,) = fenced("docs/discovery.md", "json")
-    assert read_declaration(text.encode(), "docs/discovery.md").nics["mlx5_8"].excluded == "storage"
+    (text,) = fenced("docs/topology.md", "json")
+    assert read_declaration(text.encode(), "docs/topology.md").nics["mlx5_8"].excluded == "storage"
 
 
 def test_an_inventory_of_gpus(written):

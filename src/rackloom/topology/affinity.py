@@ -16,7 +16,11 @@ Otherwise the stated matrix wins over what is inferred from roots and NUMA nodes
 `partner` lists the nearest NICs of a GPU. Where that class spans NUMA nodes (a Grace GPU on NVLink-C2C is
 SYS to every NIC), the NICs of the GPU's own node are meant. `own_nics` and `own_gpus` assign one to each
 device: GPUs with the same nearest NICs are paired with them in order, so that as many GPUs as NICs use
-different NICs. docs/topology.md names the machines behind these rules.
+different NICs.
+
+The machines behind these rules: Azure ND H100 v5, whose guest sees NUMA nodes only (the vendor's file gives PIX);
+GKE A4, whose NIC addresses are not published (a matrix of its documentation gives PIX); OCI GB200, where
+nvidia-smi prints SYS for all pairs, though NUMA nodes would suggest NODE for half of them.
 """
 
 from collections.abc import Iterable, Iterator
