@@ -52,7 +52,7 @@ def test_a_configuration_of_gpus():
 
 
 def test_the_fabric_of_a_node(written):
-    (text,) = fenced("docs/node-plugins.md", "json")
+    (text,) = fenced("docs/compute-domains.md", "json")
     (gpu,) = read_fabric(written(text)).gpus
     assert gpu.clique_id == 1
 
