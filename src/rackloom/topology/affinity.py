@@ -18,8 +18,8 @@ SYS to every NIC), the NICs of the GPU's own node are meant. `own_nics` and `own
 device: GPUs with the same nearest NICs are paired with them in order, so that as many GPUs as NICs use
 different NICs.
 
-The machines behind these rules: Azure ND H100 v5, whose guest sees NUMA nodes only (the vendor's file gives PIX);
-GKE A4, whose NIC addresses are not published (a matrix of its documentation gives PIX); OCI GB200, where
+Three machines are behind these rules. The guest of Azure ND H100 v5 shows NUMA nodes only, and the vendor's
+file gives PIX. The documentation of GKE A4 has no NIC addresses, and its printed matrix gives PIX. On OCI GB200
 nvidia-smi prints SYS for all pairs, though NUMA nodes would suggest NODE for half of them.
 """
 
