@@ -18,9 +18,9 @@ SYS to every NIC), the NICs of the GPU's own node are meant. `own_nics` and `own
 device: GPUs with the same nearest NICs are paired with them in order, so that as many GPUs as NICs use
 different NICs.
 
-Three machines are behind these rules. The guest of Azure ND H100 v5 shows NUMA nodes only, and the vendor's
-file gives PIX. The documentation of GKE A4 has no NIC addresses, and its printed matrix gives PIX. On OCI GB200
-nvidia-smi prints SYS for all pairs, though NUMA nodes would suggest NODE for half of them.
+Three machines are behind these rules. The guest of Azure ND H100 v5 shows NUMA nodes only, and the
+vendor's file gives PIX. The documentation of GKE A4 has no NIC addresses, and its printed matrix gives PIX.
+On OCI GB200 nvidia-smi prints SYS for all pairs, though NUMA nodes would suggest NODE for half of them.
 """
 
 from collections.abc import Iterable, Iterator
