@@ -120,7 +120,7 @@ image-lock: venv  ## new pins of the image's packages
 	$(BIN)/python -m deploy.release.licences
 
 # What one machine with an NVIDIA GPU can show; elsewhere each check is skipped and says why. With WHEELS=DIR all
-# packages come from that directory and nothing is fetched (docs/gpus.md).
+# packages come from that directory and nothing is fetched (tests/gpu/run.py says how to fill it).
 GPU_VENV := build/gpu-venv
 ifdef WHEELS
 GPU_PYTHON := $(GPU_VENV)/bin/python

@@ -16,7 +16,11 @@ Otherwise the stated matrix wins over a class that is inferred from roots and NU
 `partner` lists the nearest NICs of a GPU. If their class spans NUMA nodes (a Grace GPU on NVLink-C2C is SYS
 to every NIC), the NICs of the GPU's own node are meant. `own_nics` and `own_gpus` assign one to each
 device: GPUs with the same nearest NICs are paired with them in order, so that as many GPUs as NICs use
-different NICs. docs/topology.md names the machines behind these rules.
+different NICs.
+
+Three machines are behind these rules. The guest of Azure ND H100 v5 shows NUMA nodes only, and the
+vendor's file gives PIX. The documentation of GKE A4 has no NIC addresses, and its printed matrix gives PIX.
+On OCI GB200 nvidia-smi prints SYS for all pairs, though NUMA nodes would suggest NODE for half of them.
 """
 
 from collections.abc import Iterable, Iterator

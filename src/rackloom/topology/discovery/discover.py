@@ -105,7 +105,7 @@ def read_declaration(content: bytes, name: str) -> Declaration:
         return decode_json(content, name, Declaration)
     except Undecodable as error:
         raise Refused(
-            f"{name}: {error.reason}", nearest_fix="docs/discovery.md shows what a declaration may hold"
+            f"{name}: {error.reason}", nearest_fix="docs/topology.md shows what a declaration may hold"
         ) from error
 
 
