@@ -103,7 +103,7 @@ wheel: venv  ## dist/rackloom-*.whl
 helm: venv  ## Helm, which the tests of the chart run
 	$(BIN)/python tests/cluster/build.py helm
 
-# Everything that a release publishes, into dist/VERSION (docs/releasing.md): of the tag vVERSION, or of REF; signed
+# Everything that a release publishes, into dist/VERSION (docs/testing.md): of the tag vVERSION, or of REF; signed
 # with the SSH key KEY; IMAGES=no leaves the images out.
 release: venv  ## all that a release publishes: VERSION=, KEY=
 	$(BIN)/python -m deploy.release.build --version $(VERSION) $(if $(REF),--ref $(REF)) $(if $(KEY),--key $(KEY)) \
@@ -119,7 +119,7 @@ image-lock: venv  ## new pins of the image's packages
 	$(BIN)/python -m deploy.release.copyrights
 
 # What one machine with an NVIDIA GPU can show; elsewhere each check is skipped and says why. With WHEELS=DIR all
-# packages come from that directory and nothing is fetched (docs/gpus.md).
+# packages come from that directory and nothing is fetched (tests/gpu/run.py says how to fill it).
 GPU_VENV := build/gpu-venv
 ifdef WHEELS
 GPU_PYTHON := $(GPU_VENV)/bin/python

@@ -1,11 +1,14 @@
 """The cost of placing gangs on a large cluster in use, one JSON object a row.
 
-    python benchmarks/gangs.py [--quick] [--nodes N] [--pods-per-node P] [--pending G] [--new M]
+    python benchmarks/gangs.py [--quick] [--real] [--nodes N] [--pods-per-node P] [--pending G] [--new M]
 
-The gang controller runs beside the fake API server in this process. N nodes of four GPUs are in use, G gangs
-of 16 trays wait for room, and part of a rack opens for each gang that comes. Images, environments and field
-ownership make the objects as large as those of a real cluster. What the server has of them lies in a file, so
-that memory is the controller's, but for `before_mib` of the server and of modules.
+N nodes of four GPUs are in use, G gangs of 16 trays wait for room, and part of a rack opens for each gang
+that comes. Images, environments and field ownership make the objects as large as those of a real cluster.
+
+By default the gang controller runs beside the fake API server in this process. The objects of the server lie
+in a file, so that memory is the controller's, but for `before_mib` of the server and of modules. With
+`--real`, a real kube-apiserver (tests/cluster) has the objects, and the controller is `rackloom controller`
+in a process of its own.
 
 - `start`: CPU seconds until all G gangs were refused, and memory.
 - `rest`: CPU and lists while nothing changes but heartbeats of nodes.
@@ -23,13 +26,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import goals
 import msgspec
 import structlog
-from site_figures import load, spent
+from site_figures import load, memory, spent
 
 from rackloom.claim.cluster.gang_controller import GangController
 from rackloom.claim.kube.api import EventRecorder, ObjectList
@@ -41,6 +43,7 @@ from rackloom.core.cluster.objects import (
     GANG_PLAN,
     NODE,
     POD,
+    RESOURCE_CLAIM,
     RESOURCE_SLICE,
     Object,
     ResourceKind,
@@ -172,27 +175,6 @@ def batched(objects: Iterable[Object], size: int) -> Iterator[list[Object]]:
         yield page
 
 
-def memory(field: str) -> float:
-    """VmRSS or VmHWM of this process, in MiB."""
-    text = Path("/proc/self/status").read_text()
-    return round(int(text.partition(f"{field}:")[2].split()[0]) / 1024, 1)
-
-
-def lists(kube: FakeKube) -> int:
-    """Lists of whole kinds so far, but for kinds that are not served."""
-    calls = kube.calls.items()
-    whole = ("nodes", "resourceslices", "resourceclaims", "gangplans", "deviceclasses")
-    return sum(n for call, n in calls if call.verb == "list" and call.resource in whole)
-
-
-async def quiet(seconds: float = 1.5) -> None:
-    """Wait until the controller does nothing."""
-    last = -1.0
-    while (now := spent()) - last > 0.05 * seconds:
-        last = now
-        await asyncio.sleep(seconds)
-
-
 def row(measure: str, **figures: Any) -> None:
     """Print a row."""
     rounded = {
@@ -201,63 +183,132 @@ def row(measure: str, **figures: Any) -> None:
     print(json.dumps(goals.judged("gangs", {"measure": measure} | rounded | load())), flush=True)
 
 
-async def until(holds: Callable[[], bool], seconds: float = 1200.0) -> None:
+class Site(Protocol):
+    """An API server with a gang controller."""
+
+    async def add(self, kind: ResourceKind, objects: Iterable[Object]) -> None:
+        """Create many objects, before the controller starts."""
+
+    async def start(self) -> float:
+        """Start the controller. Returns the MiB that do not count as its memory."""
+
+    async def write(self, kind: ResourceKind, obj: Object) -> None:
+        """Create an object, or change it as far as this benchmark changes objects."""
+
+    def plans(self) -> Iterable[Object]:
+        """All GangPlans."""
+
+    async def lists(self) -> int:
+        """Lists of `WHOLE` so far."""
+
+    def spent(self) -> float:
+        """CPU seconds of the controller so far."""
+
+    def memory(self, field: str) -> float:
+        """VmRSS or VmHWM of the controller's process, in MiB."""
+
+    def check(self) -> None:
+        """Raise if the controller has ended."""
+
+
+WHOLE = (NODE, RESOURCE_SLICE, RESOURCE_CLAIM, GANG_PLAN, DEVICE_CLASS)
+"""The controller lists them at its start."""
+
+
+class FakeSite:
+    """The controller and its API server in this process."""
+
+    def __init__(self, pages: BinaryIO) -> None:
+        self._kube = FakeKube(namespaces=("default", TEAM), window=10**6)
+        self._api = BulkApi(self._kube, pages)
+        self._controller: asyncio.Task[None] | None = None
+
+    async def add(self, kind: ResourceKind, objects: Iterable[Object]) -> None:
+        self._api.add(kind, objects)
+
+    async def start(self) -> float:
+        before, rng = memory("VmRSS"), random.Random(1)  # noqa: S311 (jitter)
+        recorder = EventRecorder(self._api, "benchmark", "benchmark", time.time)
+        controller = GangController(self._api, recorder, time.time, rng, GangSettings())
+        self._controller = asyncio.create_task(controller.run())
+        return before
+
+    async def write(self, kind: ResourceKind, obj: Object) -> None:
+        self._kube.store.put(kind, obj)
+
+    def plans(self) -> Iterable[Object]:
+        return self._kube.store.all(GANG_PLAN)
+
+    async def lists(self) -> int:
+        calls = self._kube.calls.items()
+        whole = {kind.plural for kind in WHOLE}
+        return sum(n for call, n in calls if call.verb == "list" and call.resource in whole)
+
+    def spent(self) -> float:
+        return spent()
+
+    def memory(self, field: str) -> float:
+        return memory(field)
+
+    def check(self) -> None:
+        if self._controller is not None and self._controller.done():
+            self._controller.result()
+            raise SystemExit("the controller has ended")
+
+
+async def until(site: Site, holds: Callable[[], bool], seconds: float = 1200.0) -> None:
     """Wait for something that the server sees."""
     async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 (the store of the server is read)
+        while not holds():
+            site.check()
             await asyncio.sleep(0.005)
 
 
-def plans(kube: FakeKube) -> dict[str, Object]:
-    """The GangPlans by name."""
-    return {plan["metadata"]["name"]: plan for plan in kube.store.all(GANG_PLAN)}
+async def quiet(site: Site, seconds: float = 1.5) -> None:
+    """Wait until the controller does nothing."""
+    last = -1.0
+    while (now := site.spent()) - last > 0.05 * seconds:
+        last = now
+        await asyncio.sleep(seconds)
 
 
-def has_plan(kube: FakeKube, name: str) -> bool:
+def has_plan(site: Site, name: str) -> bool:
     """Whether the plan of a gang is written."""
-    return bool((plans(kube).get(name, {}).get("spec") or {}).get("plan"))
+    named = (plan for plan in site.plans() if plan["metadata"]["name"] == name)
+    return any((plan.get("spec") or {}).get("plan") for plan in named)
 
 
-def refused(kube: FakeKube) -> int:
+def refused(site: Site) -> int:
     """How many gangs were refused."""
-    conditions = (
-        entry for plan in plans(kube).values() for entry in (plan.get("status") or {}).get("conditions") or ()
-    )
+    statuses = (plan.get("status") or {} for plan in site.plans())
+    conditions = (entry for status in statuses for entry in status.get("conditions") or ())
     return sum(entry["type"] == "Placed" and entry["reason"] == "DoesNotFit" for entry in conditions)
 
 
-async def measure(options: argparse.Namespace, pages: BinaryIO) -> None:
+async def measure(options: argparse.Namespace, site: Site) -> None:
     """All rows."""
-    kube = FakeKube(namespaces=("default", TEAM), window=10**6)
     nodes, per_node, pending, new = options.nodes, options.pods_per_node, options.pending, options.new
-    api, machine = BulkApi(kube, pages), load_machine(MACHINE)
+    machine = load_machine(MACHINE)
     # The last racks are free, one for each gang that comes. They are cordoned at first.
     free = (nodes // TRAYS - new) * TRAYS
-    api.add(NODE, map(node, range(free)))
+    await site.add(NODE, map(node, range(free)))
     used = ((number, place) for number in range(free) for place in range(per_node))
-    api.add(POD, (pod(f"pod-{n}-{place}", n, 0 if place else 4) for n, place in used))
+    await site.add(POD, (pod(f"pod-{n}-{place}", n, 0 if place else 4) for n, place in used))
     published = (slice_ for n in range(nodes) for slice_ in slices_of(machine, f"node-{n:05}"))
-    api.add(RESOURCE_SLICE, map(stored, published))
+    await site.add(RESOURCE_SLICE, map(stored, published))
     for device_class in device_classes():
-        kube.store.put(DEVICE_CLASS, stored(device_class))
+        await site.write(DEVICE_CLASS, stored(device_class))
     for number in range(free, nodes):
-        kube.store.put(NODE, {**node(number), "spec": {"unschedulable": True}})
+        await site.write(NODE, {**node(number), "spec": {"unschedulable": True}})
     for number in range(pending):
         for member in gang(f"waits-{number}"):
-            kube.store.put(POD, member)
-    server, began, rng = memory("VmRSS"), spent(), random.Random(1)  # noqa: S311 (jitter)
-    recorder = EventRecorder(api, "benchmark", "benchmark", time.time)
-    controller = GangController(api, recorder, time.time, rng, GangSettings())
-    running = asyncio.create_task(controller.run())
+            await site.write(POD, member)
+    began, before = site.spent(), await site.start()
     sizes = {"nodes": nodes, "pods": nodes * per_node, "pending": pending}
-    await until(lambda: refused(kube) >= pending or running.done())
-    used_mib = {"resident_mib": memory("VmRSS"), "peak_mib": memory("VmHWM"), "before_mib": server}
-    row("start", **sizes, cpu_s=spent() - began, **used_mib, goal_mib=GOAL_MIB)
-    rows = asyncio.create_task(_rows(options, kube, sizes, free))
-    # A controller that ends has failed.
-    await asyncio.wait([running, rows], return_when=asyncio.FIRST_COMPLETED)
-    await (running if running.done() else rows)
-    running.cancel()
+    await until(site, lambda: refused(site) >= pending)
+    used_mib = {"resident_mib": site.memory("VmRSS"), "peak_mib": site.memory("VmHWM"), "before_mib": before}
+    row("start", **sizes, cpu_s=site.spent() - began, **used_mib, goal_mib=GOAL_MIB)
+    await _rows(options, site, sizes, free)
 
 
 def stored(value: msgspec.Struct) -> Object:
@@ -267,55 +318,56 @@ def stored(value: msgspec.Struct) -> Object:
     return {**obj, "metadata": meta}
 
 
-async def _rows(options: argparse.Namespace, kube: FakeKube, sizes: dict[str, int], free: int) -> None:
+async def _rows(options: argparse.Namespace, site: Site, sizes: dict[str, int], free: int) -> None:
     nodes, pending, new = options.nodes, options.pending, options.new
-    await quiet()
+    await quiet(site)
     # Heartbeats: a node writes its status every five minutes.
-    cpu, listed, began = spent(), lists(kube), time.monotonic()
+    cpu, listed, began = site.spent(), await site.lists(), time.monotonic()
     beats = 0
     while time.monotonic() - began < REST_SECONDS[options.quick]:
         obj = node(beats % free)
-        kube.store.put(NODE, {**obj, "metadata": {**obj["metadata"], "annotations": {"beat": str(beats)}}})
+        annotations = obj["metadata"]["annotations"] | {"beat": str(beats)}
+        await site.write(NODE, {**obj, "metadata": {**obj["metadata"], "annotations": annotations}})
         beats += 1
         await asyncio.sleep(300 / nodes)
-    cores = (spent() - cpu) / (time.monotonic() - began)
-    row("rest", **sizes, cores=cores, lists=lists(kube) - listed, beats=beats)
+    cores = (site.spent() - cpu) / (time.monotonic() - began)
+    row("rest", **sizes, cores=cores, lists=await site.lists() - listed, beats=beats)
     # A pod ends that had a tray: still no rack has room.
-    rounds, cpu = 3, spent()
+    rounds, cpu = 3, site.spent()
     for number in range(rounds):
-        kube.store.put(
-            POD, {**pod(f"pod-{number * TRAYS}-0", number * TRAYS, 4), "status": {"phase": "Succeeded"}}
-        )
+        ended = pod(f"pod-{number * TRAYS}-0", number * TRAYS, 4)
+        await site.write(POD, {**ended, "status": {"phase": "Succeeded"}})
         await asyncio.sleep(1.5)
-        await quiet()
-    used = (spent() - cpu) / rounds
+        await quiet(site)
+    used = (site.spent() - cpu) / rounds
     row("refused", **sizes, cpu_s=used, cpu_ms_per_gang=1000 * used / pending)
     # Part of a rack opens, and a smaller gang that comes then is to have it.
-    delays, listed = [], lists(kube)
+    delays, listed = [], await site.lists()
     for number in range(new):
         name, first = f"new-{number}", free + number * TRAYS
         for place in range(first, first + MEMBERS - 4):
-            kube.store.put(NODE, node(place))
-        await quiet()
+            await site.write(NODE, node(place))
+        await quiet(site)
         *others, last = gang(name, MEMBERS - 4)
         for member in others:
-            kube.store.put(POD, member)
-        await quiet()
-        kube.store.put(POD, last)
+            await site.write(POD, member)
+        await quiet(site)
+        await site.write(POD, last)
         came = time.monotonic()
-        await until(lambda: has_plan(kube, name))  # noqa: B023 (awaited in this turn)
+        await until(site, lambda: has_plan(site, name))  # noqa: B023 (awaited in this turn)
         delays.append(1000 * (time.monotonic() - came))
-        await quiet()
+        await quiet(site)
     ordered = sorted(delays)
     p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
     figures = {"gangs": new, "p50_ms": p50, "p99_ms": p99, "goal_p99_ms": GOAL_P99_MS}
-    row("new", **sizes, **figures, lists=lists(kube) - listed, peak_mib=memory("VmHWM"))
+    row("new", **sizes, **figures, lists=await site.lists() - listed, peak_mib=site.memory("VmHWM"))
 
 
 def main() -> None:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--real", action="store_true")
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--pods-per-node", type=int, default=10)
     parser.add_argument("--pending", type=int)
@@ -326,7 +378,19 @@ def main() -> None:
     options.new = options.new or (3 if options.quick else 20)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with tempfile.TemporaryFile() as pages:
-        asyncio.run(measure(options, pages))
+        asyncio.run(measured(options, pages))
+
+
+async def measured(options: argparse.Namespace, pages: BinaryIO) -> None:
+    """All rows, of the chosen site."""
+    if not options.real:
+        await measure(options, FakeSite(pages))
+        return
+    # Imported here: it needs the tests.
+    from gangs_real import real_site
+
+    async with real_site(TEAM, WHOLE) as site:
+        await measure(options, site)
 
 
 if __name__ == "__main__":

@@ -21,3 +21,9 @@ def resident_mib() -> float:
     """What this process holds in memory now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+
+def memory(field: str, process: int | None = None) -> float:
+    """VmRSS or VmHWM of this process, or of another, in MiB."""
+    text = Path(f"/proc/{process or 'self'}/status").read_text()
+    return round(int(text.partition(f"{field}:")[2].split()[0]) / 1024, 1)

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "rackloom --help": (*RACKLOOM, "--help"),
     "rackloom doctor, no site": (*RACKLOOM, "doctor", "--home", NO_SITE),
     "rackloom instance list, no site": (*RACKLOOM, "instance", "list", "--home", NO_SITE),
+    "rackloom instance list --help": (*RACKLOOM, "instance", "list", "--help"),
     "rackloom topology list": (*RACKLOOM, "topology", "list"),
     "rackloom place, 2 racks": (
         *RACKLOOM,

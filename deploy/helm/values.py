@@ -87,7 +87,7 @@ def at(values: Values, path: str) -> Values:
 def text(defaults: Values) -> str:
     """values.yaml: each value with its default, and the options of each program as comments."""
     lines = [
-        "# Written by deploy/helm/write_chart.py; docs/helm.md explains it, values.schema.json checks it.",
+        "# Written by deploy/helm/write_chart.py; docs/install.md explains it, values.schema.json checks it.",
     ]
     for key, value in defaults.items():
         lines += ["", *(f"# {line}" for line in _TEXTS[key].splitlines()), f"{key}:"]

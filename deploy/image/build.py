@@ -211,7 +211,7 @@ def _wheels(arch: str, pins: Path) -> Tree:
         except BuildError:
             _run(*command)
         tree = read_folder(Path(scratch), _packages())
-    # Scripts name the interpreter of this machine, and nobody compiles against headers here.
+    # Scripts name the interpreter of this machine, and the image compiles nothing against headers.
     tree = without(tree, [f"{_packages()}/{name}" for name in (".lock", "bin/*", "include/*", "share/*")])
     for path, entry in tree.items():
         if path.endswith(".dist-info/RECORD"):
@@ -298,7 +298,7 @@ def _described(media_type: str, blob: bytes) -> dict[str, object]:
 
 
 def _copy(source: Path, target: Path) -> Path:
-    """The file under another name: linked where it can be, for it is large and nobody writes into it."""
+    """The file under another name: a link if possible, because it is large and never written to."""
     target.unlink(missing_ok=True)
     try:
         target.hardlink_to(source)

@@ -1,9 +1,10 @@
 """The rights of our accounts on objects that could take a cluster over, derived from the manifests.
 
-`python -m deploy.kubernetes.rights` writes the table of docs/permissions.md. Each binding of a role is
-evaluated as the API server's RBAC authorizer does, for every ServiceAccount that deploy/kubernetes and
-deploy/site install. A right is kept if its resource is in `COLUMNS`. Wildcards become the resources that they
-mean there. tests/cluster/test_rights.py compares the same rights with the answers of a real API server.
+`python -m deploy.kubernetes.rights` prints the table, which is a page of the site's reference. Each binding
+of a role is evaluated as the API server's RBAC authorizer does, for every ServiceAccount that
+deploy/kubernetes and deploy/site install. A right is kept if its resource is in `COLUMNS`. Wildcards become
+the resources that they mean there. tests/deploy/expected_rights.md has the table that was reviewed last.
+tests/cluster/test_rights.py compares the same rights with the answers of a real API server.
 """
 
 import re
@@ -16,8 +17,6 @@ from typing import Any, NamedTuple
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "permissions.md"
-HEADING = "## Rights that could take over a cluster\n"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Object = dict[str, Any]
 COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -212,12 +211,5 @@ def _cell(held: Iterable[Right], column: tuple[tuple[str, str], ...]) -> str:
     return "; ".join(parts) or "none"
 
 
-def page_with(written: str) -> str:
-    """The page with a table under the heading in place of the one that is there."""
-    text = PAGE.read_text()
-    before, heading, rest = text.partition(HEADING)
-    return before + heading + re.sub(r"(?m)(^\|.*\n)+", lambda _: written, rest, count=1)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page_with(table()))
+    print(table(), end="")

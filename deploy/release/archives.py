@@ -1,4 +1,4 @@
-"""Archives that are the same wherever and whenever they are made: sorted, of one time, owned by nobody."""
+"""Reproducible archives: sorted, with one time and without owners."""
 
 import gzip
 import io

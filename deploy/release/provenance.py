@@ -11,7 +11,7 @@ from typing import Any
 
 Object = dict[str, Any]
 BUILD_TYPE = "urn:rackloom:make-release:1"
-"""docs/releasing.md describes it."""
+"""SECURITY.md describes it."""
 PINS = (
     "requirements/runtime.txt",
     "requirements/nixl.txt",

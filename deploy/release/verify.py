@@ -23,7 +23,7 @@ class NotVerified(Exception):
 
 
 def check_signature(folder: Path, signers: Path, identity: str) -> None:
-    """The sums were signed by somebody of the file of signers."""
+    """The sums were signed by a key in the file of signers."""
     signature = folder / SIGNATURE
     if not signature.exists():
         raise NotVerified(f"this release is unsigned: it has no {SIGNATURE}")

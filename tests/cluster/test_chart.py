@@ -1,4 +1,4 @@
-"""The chart on a real control plane: install, upgrade, go back, uninstall, take over (docs/helm.md)."""
+"""The chart on a real control plane: install, upgrade, go back, uninstall, take over (docs/install.md)."""
 
 import asyncio
 import os

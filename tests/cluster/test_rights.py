@@ -1,7 +1,7 @@
-"""The table of docs/permissions.md on a real API server: every account, resource and verb.
+"""The table of deploy/kubernetes/rights.py on a real API server: every account, resource and verb.
 
 All objects of deploy that give rights are installed at once. The API server lists the rules of each account
-and decides each single request. deploy/kubernetes/rights.py, which writes the table, must derive the same.
+and decides each single request. The manifests must give the same.
 """
 
 import asyncio

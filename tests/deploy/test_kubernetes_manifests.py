@@ -271,7 +271,7 @@ def test_host_mounts_are_writable_only_where_they_are_written():
 
 
 def test_only_programs_that_open_the_gpus_device_nodes_are_privileged():
-    """The device cgroup denies them to all others; docs/permissions.md says so for each program."""
+    """The device cgroup denies them to all others; docs/admission.md says so for each program."""
     files = [document for path in BASE.glob("*.yaml") for document in documents(path)]
     found = {}
     for obj in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):

@@ -11,6 +11,7 @@ from rackloom.claim.node.fabric import read_declared_fabric as read_fabric
 from rackloom.claim.node.gpu.inventory import DeclaredGpus
 from rackloom.claim.node.nic.config import read_profiles, read_stated_attributes
 from rackloom.core.cluster.device_configs import decode_gpu_config
+from rackloom.core.domains.network_config import decode_network_config
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube
@@ -35,8 +36,8 @@ def test_the_configuration_of_the_first_day_only_looks(written):
 
 
 def test_a_declaration_of_a_machine():
-    (text,) = fenced("docs/discovery.md", "json")
-    assert read_declaration(text.encode(), "docs/discovery.md").nics["mlx5_8"].excluded == "storage"
+    (text,) = fenced("docs/topology.md", "json")
+    assert read_declaration(text.encode(), "docs/topology.md").nics["mlx5_8"].excluded == "storage"
 
 
 def test_an_inventory_of_gpus(written):
@@ -52,13 +53,15 @@ def test_a_configuration_of_gpus():
 
 
 def test_the_fabric_of_a_node(written):
-    (text,) = fenced("docs/node-plugins.md", "json")
+    (text,) = fenced("docs/compute-domains.md", "json")
     (gpu,) = read_fabric(written(text)).gpus
     assert gpu.clique_id == 1
 
 
 def test_what_an_operator_says_of_nics(written):
-    attributes, profiles = fenced("docs/nics.md", "yaml")
+    claim, attributes, profiles = fenced("docs/nics.md", "yaml")
+    (config,) = yaml.safe_load(claim)["spec"]["spec"]["devices"]["config"]
+    assert decode_network_config(config["opaque"]["parameters"]).interface.mtu == 9000
     assert read_stated_attributes(written(attributes))
     assert set(read_profiles(written(profiles)).known) == {"rail"}
 
@@ -70,6 +73,6 @@ def test_what_python_is_told_to_import_for_claims_is_there():
 
 
 def test_what_is_told_of_the_fake_api_server():
-    (text,) = fenced("docs/kubernetes-client.md", "python")
+    (text,) = fenced("docs/testing.md", "python")
     known = {value.__name__: value for value in (FakeKube, DirectApi, RequestFault)}
     exec(text, known | {"webhook": None})  # noqa: S102 - our own page

@@ -136,8 +136,8 @@ def test_every_page_is_listed_and_the_list_is_reached_from_the_readme():
     assert "](docs/README.md)" in PAGES["README.md"]
 
 
-def test_contributing_lists_the_rooms_that_there_are():
-    listed = set(re.findall(r"^\| `([\w/]+)/` \|", PAGES["CONTRIBUTING.md"], re.MULTILINE))
+def test_the_architecture_lists_the_packages_that_there_are():
+    listed = set(re.findall(r"^\| `([\w/]+)/` \|", PAGES["docs/architecture.md"], re.MULTILINE))
     there = {str(path.parent.relative_to(SOURCE)) for path in SOURCE.rglob("__init__.py")} - {"."}
     verbs = {"carve", "claim", "core", "prove"}
     rooms = {verb for verb in there - verbs if verb.count("/") == (verb.split("/")[0] in verbs)}

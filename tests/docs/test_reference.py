@@ -4,9 +4,10 @@ import json
 import re
 
 import pytest
+from deploy.kubernetes.rights import INSTALLED, accounts, documents
 from docs.site import pages
 from docs.site.reference import __main__ as printing
-from docs.site.reference import commands, conditions, metrics, resources, rest, runbooks, settings
+from docs.site.reference import commands, conditions, metrics, resources, rest, rights, runbooks, settings
 from tests.app.setting_names import setting_names
 from tests.docs.markdown import PAGES, ROOT
 
@@ -124,6 +125,14 @@ def test_every_reason_that_a_page_explains_is_in_the_reference(page: str, headin
     mentioned = {word for word in known if re.search(rf"\b{word}\b", tables)}
     assert len(mentioned) >= len(known) / 2, known - mentioned
     assert types <= set(re.findall(r"\w+", tables)) | {"Degraded"}
+
+
+def test_every_account_of_the_manifests_is_in_the_table_of_rights() -> None:
+    page = rights.page()
+    found = {account.name for folder in INSTALLED for account in accounts(documents(folder))}
+    assert len(found) > 5
+    assert {name for name in found if f"`{name}`" not in page} == set()
+    assert (ROOT / "tests" / "deploy" / "expected_rights.md").read_text() in page
 
 
 def test_every_kind_of_finding_has_its_page_and_every_page_its_finding() -> None:

@@ -3,7 +3,19 @@
 python tests/gpu/run.py --report build/gpu-report.json
 
 Exit code 0: no check failed. Where there is no GPU all are skipped, which shows nothing, and the last line
-says so.
+says so. The docstring of each check states the two sides that it compares. No check changes a setting of a
+GPU: if there is no MIG device, or MPS would need another compute mode, the check is skipped.
+`--driver-root DIR` names a driver that the loader does not find, and `--only CHECK ...` runs some.
+
+A machine without a package index gets the wheels carried (`make test-gpu WHEELS=build/wheels`). On one with
+an index, with the same Python and processor:
+
+    PIP="python3 -m pip download --require-hashes -d build/wheels"
+    $PIP --only-binary :all: -r requirements/runtime.txt
+    $PIP --only-binary :all: --no-deps -r requirements/nixl.txt
+
+For another Python name it (`--python-version 3.12 --platform manylinux_2_28_x86_64`). Without the second
+line the transfer is skipped.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Each reader's tutorial, from an empty home with the wheel alone: what a new user has.
 
-`make test-install PYTEST_ADDOPTS=--durations=0` prints how long each takes; docs/install.md has the times.
+`make test-install PYTEST_ADDOPTS=--durations=0` prints how long each takes.
 """
 
 import os

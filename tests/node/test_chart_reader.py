@@ -68,7 +68,7 @@ def reader(nodes: NodeCluster, tmp_path: Path) -> Iterator[Reader]:
 
 @only_all
 def test_the_chart_is_installed_verified_upgraded_and_removed(nodes: NodeCluster, reader: Reader) -> None:
-    reader.follow("docs/helm.md", "## Install", first=1)
+    reader.follow("docs/install.md", "### Install with Helm", first=1)
     reader.follow("docs/install.md", "## Verify")
     until = seconds_until(lambda: phase(nodes, EXAMPLE) == "Succeeded", "the example's pod has ended", 120)
     reader.seconds["until the example's pod has ended"] = until
@@ -77,7 +77,7 @@ def test_the_chart_is_installed_verified_upgraded_and_removed(nodes: NodeCluster
     nodes.apply(compute_domain("job", "job-channel"), job)
     until_running(nodes, "job")
     before = nodes.get("pod", "job")
-    reader.follow("docs/helm.md", "## Upgrade")
+    reader.follow("docs/install.md", "### Upgrade with Helm")
     after = nodes.get("pod", "job")
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
@@ -85,5 +85,5 @@ def test_the_chart_is_installed_verified_upgraded_and_removed(nodes: NodeCluster
     until_gone(nodes, "job")
     nodes.kubectl("delete", "computedomain", "job", "--timeout=60s")
     nodes.kubectl("delete", "-f", str(ROOT / f"examples/{EXAMPLE}/compute-domain.yaml"), "--timeout=60s")
-    reader.follow("docs/helm.md", "## Uninstall")
+    reader.follow("docs/install.md", "### Uninstall with Helm")
     until_seen(lambda: not nodes.get("deviceclasses")["items"], "no class is left", 60)

@@ -15,12 +15,14 @@ from tests.node.conftest import ROOT
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import compute_domain
 
-PAGES = ("README.md", "docs/compute-domains.md", "docs/nics.md", "docs/gpus.md", "docs/gpu-operator.md")
+PAGES = ("README.md", "docs/compute-domains.md", "docs/nics.md", "docs/gpus.md")
 ELSEWHERE = {
     "kubectl --kubeconfig ./site/kubeconfig": "the simulated cluster of `rackloom up`",
     "kubectl patch clusterpolicy": "an object of GPU Operator",
     "kubectl -n NAMESPACE get resourceclaim CLAIM": "run by tests/cluster/test_extended_resources.py",
     "kubectl label nodes NODE nvidia.com/gpu.deploy": "a label that GPU Operator acts on",
+    "kubectl -n rackloom-system delete daemonset": "it takes the plugins from under the other tests",
+    "kubectl apply -k deploy/kubernetes/one-process": "installed by tests/node/run.py --chart=one-process",
     "make test-cluster": "the tests of the simulated nodes, a stage of their own",
 }
 """What names a cluster and is not run here, each with the reason."""

@@ -4,7 +4,7 @@ What stands for the operator is `Operator`: its labels and taint, the CDI files 
 validations, and the root of its driver container, mounted at /run/nvidia/driver and taken away as its
 k8s-driver-manager does. The driver's files are the stand-ins of hardware.py. kubelet, containerd and all of
 Rackloom are real.
-Source: GPU Operator 26.7, its driver container of August 2026, k8s-driver-manager 0.12. docs/gpu-operator.md
+Source: GPU Operator 26.7, its driver container of August 2026, k8s-driver-manager 0.12. docs/gpus.md
 says the same to users.
 """
 

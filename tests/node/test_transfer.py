@@ -17,7 +17,7 @@ EXAMPLE = "examples/transfer-pods"
 
 @pytest.fixture
 def with_transfer_image(installed: NodeCluster) -> Iterator[NodeCluster]:
-    """The nodes with `rackloom-transfer`, as docs/image.md loads it."""
+    """The nodes with `rackloom-transfer`, as docs/install.md loads it."""
     archive = Path(os.environ["RACKLOOM_NODE_IMAGES"]) / "transfer/rackloom.tar"
     for node in installed.nodes:
         node.run("ctr", "-n", "k8s.io", "images", "import", archive)

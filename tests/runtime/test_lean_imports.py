@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.runtime.lean_imports import defer_package, import_without
+from rackloom.runtime.lean_imports import defer_package
 
 
 @pytest.fixture
 def libraries(tmp_path, monkeypatch):
-    """A package that gathers its modules, and a library that uses another where that is installed."""
+    """A package that gathers its modules."""
     package = tmp_path / "gathering"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -20,15 +20,9 @@ def libraries(tmp_path, monkeypatch):
     (package / "heavy.py").write_text("from gathering import light\nweight = len(light.name)\n")
     (package / "light.py").write_text("name = 'light'\n")
     (package / "broken.py").write_text("import no_such_library\n")
-    (tmp_path / "choosing.py").write_text(
-        "try:\n    import decoration\nexcept ImportError:\n    decoration = None\n"
-    )
-    (tmp_path / "decoration.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in [
-        name for name in sys.modules if name.split(".")[0] in ("gathering", "choosing", "decoration")
-    ]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "gathering"]:
         del sys.modules[name]
 
 
@@ -82,31 +76,10 @@ def test_what_is_no_package_is_refused():
         defer_package("no_such_library")
 
 
-@pytest.mark.usefixtures("libraries")
-def test_a_library_is_imported_as_if_another_were_not_installed():
-    import_without("choosing", "decoration")
-    import choosing
-    import decoration
-
-    assert choosing.decoration is None
-    assert decoration.__file__ is not None
-
-
-@pytest.mark.usefixtures("libraries")
-def test_an_optional_library_that_is_loaded_stays_loaded():
-    import decoration
-
-    import_without("choosing", "decoration")
-    assert sys.modules["decoration"] is decoration
-
-
 PLUGINS_LEAVE_OUT = (
-    "greenlet",
-    "pygments",
     "pyroute2.dhcp",
     "pyroute2.iproute",
     "pyroute2.ndb",
-    "rich",
     "sqlite3",
 )
 

@@ -1,4 +1,4 @@
-"""The scenarios: their files, every step and every scenario that ships.
+"""The scenarios: every step and every scenario that ships.
 
 The tables come from the signatures and docstrings of the steps, and from the shipped files.
 """
@@ -22,61 +22,9 @@ MODULES = (
     "cluster_expectations",
 )
 """The modules of the steps, in the order of the page."""
-EXAMPLE = """\
-title = "Another writer deletes our partition on the switch: the service makes it again"
-seen = "another writer on the same switch"
-
-[[step]]
-do = "make-logical-partition"
-name = "training"
-
-[[step]]
-do = "make-vpc"
-name = "net"
-logical-partition = "training"
-
-[[step]]
-do = "make-instances"
-group = "job"
-vpc = "net"
-count = 4
-
-[[step]]
-expect = "instances"
-group = "job"
-status = "Ready"
-within = 60
-
-[[step]]
-do = "partition-gone"
-instance = "job/1"
-
-[[step]]
-expect = "together"
-groups = ["job"]
-within = 120
-"""
-FILE = f"""\
-A scenario is an incident in a file: actions of tenants and users, faults, and the observations that must
-follow. `rackloom twin play` plays it on the production code with simulated switches, API server, kubelets
-and `nvidia-imex`. `rackloom twin schema` prints the JSON schema of these files.
-
-## The file
-
-```toml
-{EXAMPLE}```
-
-Keys above the steps:
-
-| key | default | meaning |
-|---|---|---|
-| `title`, `seen` | required | the incident, and the report or the kind of fault behind it |
-| `racks`, `profile` | 1, `gb200-nvl72` | the site |
-| `processes` | 1 | 2 runs two replicas of the service on the same records, in virtual time only |
-| `candidates` | 1 | 2 runs two replicas of Rackloom's controllers, and their Lease elects the leader |
-| `controller` | `nmx-c` | `nmx-m` puts all racks behind one NMX-M, in virtual time only |
-| `setup` | none | a shared setup whose steps come first, as below |
-| `faults` | `seen` | `none` if nothing breaks in the scenario |
+INTRODUCTION = """\
+[The twin](../docs/twin.md#scenarios) describes the file of a scenario. `rackloom twin schema` prints its
+JSON schema. At least one expectation of a file must depend on its faults: without them, it must fail.
 
 | setup | its end |
 |---|---|
@@ -85,32 +33,8 @@ Keys above the steps:
 | `rack-job` | the same, and a user submitted a rack-wide Job with a ComputeDomain |
 | `running-rack-job` | the pods of that Job run, and the ComputeDomain is Ready |
 
-- A step starts when the step above it is over, and not before second `at`.
-- An expectation is checked until it holds, for at most `within` seconds. Then it must hold for `stays` more
-  seconds (default 0).
-- A fault that waits for a call (`switch-mistreats`, `switch-hides`, `network-bad` on the next change,
-  `service-dies`) must happen before `heal` and before the end. Otherwise the scenario fails.
-- At least one expectation must depend on the faults: without them, it must fail.
-- Racks, trays, GPUs and NICs have the names of the map: `rack-01/slot-2`, `rack-01/slot-2/gpu-0`. A GPU of an
-  instance is `gpu-0` to `gpu-3`. The instances of a group count from 1 (`job/1`).
-- An unknown step, key or name, a number that is not finite, and an end without an expectation are refused,
-  with the line and the nearest fix.
-
-The transcript has an entry for each step: its start in seconds since the first answer of the site, its
-result and the observation. The exit code is 0 if every expectation was observed, else 1. After a step that
-fails, no further step is tried.
-
-## Real and virtual time
-
-In real time (the default), the site is that of `rackloom up`: sockets on loopback, records on disk. In
-virtual time (`--speed virtual`), the same service runs in an event loop whose clock jumps to the next
-timer, without sockets and threads. An hour then takes seconds, the transcript is always the same, and a
-scenario can set the network, the clock and the point at which the service dies. The API server takes 2 to
-20 ms for an answer there. A scenario with a step that the chosen clock cannot play is refused before it
-starts.
-
-In real time, `service-killed` ends the tasks of the service in this process. Only virtual time can kill it
-between any two writes.
+In virtual time, the API server takes 2 to 20 ms for an answer. In real time, `service-killed` ends the
+tasks of the service in this process, and only virtual time can kill it between any two writes.
 """
 EXPECTED = """\
 REST is queried with the token of the tenant. "True" refers to the simulated fabric itself, which the
@@ -136,12 +60,12 @@ LIMITS = """\
 
 
 def page() -> str:
-    """The format, the steps, the shipped scenarios and the limits."""
+    """The setups, the steps, the shipped scenarios and the limits."""
     shipped = shipped_scenarios()
     parts = [
         "# Scenarios",
         made_from("the steps and the scenarios of the code"),
-        FILE,
+        INTRODUCTION,
         "## Actions",
         "`?` marks optional keys.",
         table(("`do =`", "keys besides `at`", "action"), map(step_row, _in_order(ACTIONS))),

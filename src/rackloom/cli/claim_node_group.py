@@ -2,7 +2,7 @@
 
 The node is one of the cluster that has such hardware (`--node`), or a profile. Two forms are printed: the
 template node with its slices, which a provider of Cluster Autoscaler or of Karpenter has to make in its own
-process, and the annotations that Cluster Autoscaler's Cluster API provider reads. docs/autoscaling.md says
+process, and the annotations that Cluster Autoscaler's Cluster API provider reads. docs/placement.md says
 what each of them reaches.
 """
 

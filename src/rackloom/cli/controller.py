@@ -110,7 +110,8 @@ class GangParameters:
     gang_bind_after: Annotated[float, env_parameter("GANG_BIND_AFTER_SECONDS")] = 120.0
     "Seconds after which an ungated member that is not bound is looked into."
     gang_retry: Annotated[float, env_parameter("GANG_RETRY_SECONDS")] = 15.0
-    "Seconds between two attempts to place a job that does not fit."
+    """Least seconds between two attempts to place a job that does not fit. It is tried after changes that
+    make room, and after 20 times this."""
 
     def settings(self) -> "GangSettings":
         """The same, for the controller. Raises Refused for values that make no sense."""

@@ -65,7 +65,7 @@ def run(
         Where kubelet's probes are answered, over HTTP at the pod's address: 200 if nvidia-imex is READY, or
         if the node has no NVLink fabric.
     settings
-        Settings of nvidia-imex as NAME=VALUE, separated by commas; docs/imex.md lists them.
+        Settings of nvidia-imex as NAME=VALUE, separated by commas; docs/compute-domains.md lists them.
     """
     from rackloom.app.imex import ImexDaemonOptions, run_imex
     from rackloom.core.domains.imex_settings import read_imex_settings

@@ -5,41 +5,43 @@ nearest fix; `Retry` and `Unknown` print their reason. A full disk and a closed 
 without a traceback.
 
 `COMMANDS` gives each command's import path and its line in the list of commands. cyclopts imports the
-path when the command is called, so that listing the commands imports none of them.
+path when the command is called. The list of commands and the version load no library, cyclopts included:
+its import takes longer than both.
 """
 
 import errno
 import os
 import sys
+from functools import cache
 from pathlib import Path
-
-from cyclopts import App
+from typing import TYPE_CHECKING
 
 from rackloom import __version__
 from rackloom.cli.kubectl_plugin import is_kubectl_plugin
 from rackloom.errors import Misuse, Refused, Retry, Unknown
 
-app = App(
-    name="kubectl rackloom" if is_kubectl_plugin() else "rackloom",
-    help="""One control plane for rack-scale GPU fabrics: carve, claim, prove.
+if TYPE_CHECKING:
+    from cyclopts import App
 
-    Where to begin:
+    app: App
 
-    - anybody: `rackloom demo`, on simulated racks
-    - a tenant: `rackloom partition --help`
-    - an operator of racks: `rackloom serve --help`, `rackloom doctor`
-    - a platform engineer: `rackloom claim check FILE`, `rackloom place --help`
-    - a performance engineer: `rackloom transfer run`
+NAME = "kubectl rackloom" if is_kubectl_plugin() else "rackloom"
+HELP = """One control plane for rack-scale GPU fabrics: carve, claim, prove.
 
-    Every command has `-q` (results and errors only) and `-v` (what is asked of
-    which system); what prints data has `-o json` too. `rackloom help COMMAND`
-    shows one command, `rackloom version` prints the version.
+Where to begin:
 
-    Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
-    """,
-    version=__version__,
-    result_action="return_value",
-)
+- anybody: `rackloom demo`, on simulated racks
+- a tenant: `rackloom partition --help`
+- an operator of racks: `rackloom serve --help`, `rackloom doctor`
+- a platform engineer: `rackloom claim check FILE`, `rackloom place --help`
+- a performance engineer: `rackloom transfer run`
+
+Every command has `-q` (results and errors only) and `-v` (what is asked of
+which system); what prints data has `-o json` too. `rackloom help COMMAND`
+shows one command, `rackloom version` prints the version.
+
+Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
+"""
 # Help texts stand here because listing the commands must not import them.
 COMMANDS = (
     ("demo", "rackloom.cli.site:demo", "Tell the whole story on simulated racks, each step verified."),
@@ -72,16 +74,8 @@ COMMANDS = (
         "rackloom.cli.controller:webhook_certificates",
         "Issue the webhook's certificate, and have it trusted.",
     ),
-    (
-        "crds",
-        "rackloom.cli.controller:crds",
-        "Print the CustomResourceDefinitions of the controller.",
-    ),
-    (
-        "uninstall",
-        "rackloom.cli.uninstall:uninstall",
-        "Remove Rackloom from a cluster, in order.",
-    ),
+    ("crds", "rackloom.cli.controller:crds", "Print the CustomResourceDefinitions of the controller."),
+    ("uninstall", "rackloom.cli.uninstall:uninstall", "Remove Rackloom from a cluster, in order."),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
     ("takeover", "rackloom.cli.takeover:app", "Take a node over from NVIDIA's DRA driver, and back."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
@@ -90,8 +84,24 @@ COMMANDS = (
 """In the order in which they are listed: to try, for a tenant, to look and plan, to run a site, to run on
 Kubernetes."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-for _place, (_name, _path, _help) in enumerate(COMMANDS):
-    app.command(_path, name=_name, help=_help, sort_key=_place)
+
+
+@cache
+def command_tree() -> "App":
+    """All commands. None of them is imported yet."""
+    from cyclopts import App
+
+    made = App(name=NAME, help=HELP, version=__version__, result_action="return_value")
+    for place, (name, path, line) in enumerate(COMMANDS):
+        made.command(path, name=name, help=line, sort_key=place)
+    return made
+
+
+def __getattr__(name: str) -> object:
+    """`app`, which is made when a program imports it."""
+    if name == "app":
+        return command_tree()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
@@ -104,17 +114,6 @@ def main() -> None:
     # Let no stranger fill the log: gRPC writes a line for each handshake that fails. It reads this when it is
     # imported, which the commands do.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Describe the command that is called, or whose help is requested.
-    words = sys.argv[1:]
-    command = app
-    for word in words[1:] if words[:1] == ["help"] else words:
-        if word.startswith("-") or word not in command:
-            break
-        command = command[word]
-    describe(command)
-    if command.default_command is None:
-        # A list of commands is plain text: loading Markdown takes as long as all else.
-        command.help_format = "plaintext"
     try:
         result = _run_command()
         sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
@@ -138,17 +137,37 @@ def main() -> None:
 
 
 def _run_command() -> object:
-    """Run the command. A version needs no typesetting, which takes as long to load as all else."""
+    """Run the command. The version and the list of commands need no library."""
     words = sys.argv[1:]
     if words in (["--version"], ["version"]):
         print(__version__)
         return 0
-    if words[:1] == ["help"]:
-        return app([*words[1:], "--help"])
-    return app()
+    if words in ([], ["--help"], ["-h"], ["help"]):
+        print(_list_of_commands())
+        return 0
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
+    # Describe the command that is called, or whose help is requested.
+    tree = command = command_tree()
+    for word in words:
+        if word.startswith("-") or word not in command:
+            break
+        command = command[word]
+    describe(command)
+    if command.default_command is None:
+        # A list of commands is plain text: loading Markdown takes as long as all else.
+        command.help_format = "plaintext"
+    return tree(words)
 
 
-def describe(command: App) -> None:
+def _list_of_commands() -> str:
+    """The help of the program as a whole."""
+    width = max(len(name) for name, _, _ in COMMANDS)
+    lines = (f"  {name.ljust(width)}  {line}" for name, _, line in COMMANDS)
+    return "\n".join((f"Usage: {NAME} COMMAND\n", HELP, "Commands:", *lines))
+
+
+def describe(command: "App") -> None:
     """Have the help of a command show its docstring, not its line in the list of commands."""
     if command.default_command is not None and command.default_command.__doc__:
         command.help = None

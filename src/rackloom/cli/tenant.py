@@ -8,7 +8,7 @@ and instances are machines: so they are made in that order, and deleted in the o
 """
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -27,9 +27,12 @@ from rackloom.cli.tenant_objects import (
     wait_until_gone,
     watch,
 )
-from rackloom.client import Client, models, operations
+from rackloom.client import models, operations
 from rackloom.client.call import Call
 from rackloom.errors import Misuse, Refused
+
+if TYPE_CHECKING:
+    from rackloom.client import Client
 
 # The kinds.
 
@@ -158,7 +161,8 @@ def _named(kind: ObjectKind[Any], text: str, name: str | None = None) -> Paramet
 
 def _app(kind: ObjectKind[Any], what: str) -> App:
     """`list`, `get` and, where tenants delete such objects, `delete`."""
-    made = App(name=kind.noun, help=what)
+    # Plain text: their help texts are sentences, and Markdown takes long to load.
+    made = App(name=kind.noun, help=what, help_format="plaintext")
 
     @with_common_flags
     def every(
@@ -207,7 +211,7 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
     return made
 
 
-def _delete(client: Client, kind: ObjectKind[Any], found: list[Any], waiting: bool, output: Format) -> None:
+def _delete(client: "Client", kind: ObjectKind[Any], found: list[Any], waiting: bool, output: Format) -> None:
     assert kind.delete is not None  # noqa: S101 (the command exists only then)
     deleted: list[dict[str, str]] = []
     try:
@@ -337,7 +341,7 @@ def _planned(order: Order) -> Call[models.InstancePlan]:
     return operations.batch_create_instance_dry_run(order)
 
 
-def _made(client: Client, order: Order) -> list[models.Instance]:
+def _made(client: "Client", order: Order) -> list[models.Instance]:
     if isinstance(order, models.InstanceCreate):
         return [client.call(operations.create_instance(order))]
     return client.call(operations.batch_create_instance(order))
@@ -352,7 +356,7 @@ def _plan_table(plan: models.InstancePlan, names: Names) -> str:
     return "\n".join((columns(("NAME", "MACHINE", "NVLINK DOMAIN"), rows), plan.reason, *warnings))
 
 
-def _only(client: Client, kind: ObjectKind[Any], wanted: str | None) -> Any:
+def _only(client: "Client", kind: ObjectKind[Any], wanted: str | None) -> Any:
     """The object that is named; without a name, the only one there is."""
     if wanted is not None:
         return kind.find(client, wanted)

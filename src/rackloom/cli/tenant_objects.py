@@ -19,19 +19,19 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
-import httpx2
 import msgspec
 from cyclopts import UNSET, Parameter
 
 from rackloom.cli.common import OUTPUT, columns, emit, note, progress_text
-from rackloom.client import Client, Connection
 from rackloom.client.call import Call, PagedCall
 from rackloom.client.errors import Missing
-from rackloom.client.exchange import RetryPolicy
 from rackloom.errors import Misuse, Refused, Retry
+
+if TYPE_CHECKING:
+    from rackloom.client import Client, Connection
 
 T = TypeVar("T")
 ObjectFormat = Literal["table", "json", "yaml", "name"]
@@ -59,11 +59,17 @@ class SiteAccess:
     home: Annotated[Path | None, Parameter(env_var="RACKLOOM_HOME")] = None
     "Home of the `rackloom up`; default: the one that it uses."
 
-    def client(self, timeout: float | None = None) -> Client:
+    def client(self, timeout: float | None = None) -> "Client":
         """A client; with a `timeout` in seconds, one that asks once."""
+        connection = self._connection()
+        # The library of requests takes longer to import than all else, and a help or a refusal needs none.
+        import httpx2
+
+        from rackloom.client import Client, RetryPolicy
+
         if timeout is None:
-            return Client(self._connection())
-        return Client(self._connection(), retries=RetryPolicy(attempts=1), timeout=httpx2.Timeout(timeout))
+            return Client(connection)
+        return Client(connection, retries=RetryPolicy(attempts=1), timeout=httpx2.Timeout(timeout))
 
     def advise(self, command: str) -> None:
         """Say on standard error what to try next, with the options that lead to this site."""
@@ -77,7 +83,7 @@ class SiteAccess:
         given = [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
         note(" ".join(["next: rackloom", command, *given]))
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> "Connection":
         if self.url is None:
             from rackloom.app.home import Home, default_home
             from rackloom.app.home_connection import home_connection
@@ -88,6 +94,8 @@ class SiteAccess:
                 f"{self.url} wants a token",
                 nearest_fix="name its file with --token-file or RACKLOOM_TOKEN_FILE",
             )
+        from rackloom.client import Connection
+
         return Connection(url=self.url, org=self.org, token=self.token_file, ca=self.ca)
 
 
@@ -116,7 +124,7 @@ class ObjectKind(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """What a table shows of an object, in the order of `headers`; without the id, which is last."""
     delete: Callable[[str], Call[Any]] | None = None
 
-    def find(self, client: Client, wanted: str) -> T:
+    def find(self, client: "Client", wanted: str) -> T:
         """The object with this id or name. Raises Refused where there is none, or more than one."""
         if _is_id(wanted):
             return client.call(self.read(wanted))
@@ -142,7 +150,7 @@ class ObjectKind(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 class Names:
     """The names of objects by id, read once for each kind that a table refers to."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: "Client") -> None:
         self._client = client
         self._known: dict[str, Mapping[str, str]] = {}
 
@@ -172,7 +180,7 @@ def _is_id(wanted: str) -> bool:
 
 
 def show(
-    client: Client, kind: ObjectKind[T], objects: Sequence[T], output: ObjectFormat, *, single: bool = False
+    client: "Client", kind: ObjectKind[T], objects: Sequence[T], output: ObjectFormat, *, single: bool = False
 ) -> None:
     """Print objects; `single`: one object, not a list of one, as JSON and YAML."""
     if output == "name":
@@ -209,7 +217,7 @@ def age(created: datetime) -> str:
 # Watching and waiting.
 
 
-def watch(client: Client, kind: ObjectKind[T], sleep: Callable[[float], None] = time.sleep) -> None:
+def watch(client: "Client", kind: ObjectKind[T], sleep: Callable[[float], None] = time.sleep) -> None:
     """Print the list, then what is new, changed or gone, until interrupted. A lost answer is asked again."""
     shown: dict[str, Row] = {}
     print(columns((*kind.headers, "ID"), ()), flush=True)
@@ -223,7 +231,7 @@ def watch(client: Client, kind: ObjectKind[T], sleep: Callable[[float], None] = 
 
 
 def _readings(
-    client: Client, kind: ObjectKind[T], sleep: Callable[[float], None]
+    client: "Client", kind: ObjectKind[T], sleep: Callable[[float], None]
 ) -> Iterator[dict[str, Row]]:
     """The row of each object by id, again and again."""
     while True:
@@ -240,7 +248,7 @@ def _without_age(kind: ObjectKind[Any], row: Row | None) -> Row | None:
 
 
 def wait(
-    client: Client,
+    client: "Client",
     kind: ObjectKind[T],
     ids: Sequence[str],
     status: str,
@@ -263,7 +271,7 @@ def wait(
 
 
 def wait_until_gone(
-    client: Client,
+    client: "Client",
     kind: ObjectKind[Any],
     ids: Sequence[str],
     seconds: float,
@@ -298,7 +306,7 @@ def _until_all(
     note(f"{total} of {total} {what}")
 
 
-def _is_gone(client: Client, kind: ObjectKind[Any], object_id: str) -> bool:
+def _is_gone(client: "Client", kind: ObjectKind[Any], object_id: str) -> bool:
     try:
         client.call(kind.read(object_id))
     except Missing:

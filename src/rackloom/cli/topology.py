@@ -86,7 +86,7 @@ def discover(
     nccl_topology
         The vendor's topology file (NCCL_TOPO_FILE), for what a hypervisor hides.
     declared
-        A JSON file with what is wrong or missing on this machine; docs/discovery.md shows one.
+        A JSON file with what is wrong or missing on this machine; docs/topology.md shows one.
     """
     from rackloom.topology.discovery.discover import discover_machine as find
 

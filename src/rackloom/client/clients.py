@@ -5,7 +5,6 @@ a task cancels its request or its pause and leaves the client usable. Redirects 
 to the address that was given and nowhere else.
 """
 
-import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -37,6 +36,13 @@ TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 STREAM_TIMEOUT = httpx2.Timeout(30.0, connect=10.0, read=60.0)
 """The service sends a sign of life every 15 seconds."""
 REAL = Times(time.monotonic, random.random, time.time)
+
+
+async def _async_sleep(seconds: float) -> None:
+    """Sleep. A program without asyncio is spared its import."""
+    import asyncio
+
+    await asyncio.sleep(seconds)
 
 
 def _settings(connection: Connection, timeout: httpx2.Timeout) -> dict[str, Any]:
@@ -200,7 +206,7 @@ class AsyncClient:
         retries: RetryPolicy = RetryPolicy(),  # noqa: B008 (a value)
         timeout: httpx2.Timeout = TIMEOUT,
         transport: httpx2.AsyncBaseTransport | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = _async_sleep,
         times: Times = REAL,
     ) -> None:
         self._exchange = Exchange(connection.authorization, retries, times)

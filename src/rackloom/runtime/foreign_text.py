@@ -18,7 +18,6 @@ frames of bounded size, and the recursion limit of their parser fits a stack of 
 """
 
 import sys
-import tomllib
 from contextlib import suppress
 from typing import Any, TypeVar, overload
 
@@ -120,6 +119,8 @@ def decode_msgpack(content: bytes, source: str, shape: type[T]) -> T:
 
 def decode_toml(content: bytes | str, source: str, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The table in `content`. Raises Undecodable, which names `source`, for anything else."""
+    import tomllib
+
     data = _bytes_within(content, source, max_bytes)
     try:
         return tomllib.loads(data.decode())

@@ -4,14 +4,10 @@
 imported one by one meanwhile. The `__init__` runs when something asks the package for a name that is none
 of its modules, so nobody else sees a difference.
 
-`import_without` imports a library as if optional ones, which it would use, were not installed.
-
-Both change nothing about what is imported already.
+It changes nothing about what is imported already.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from threading import RLock
@@ -51,22 +47,3 @@ def defer_package(name: str) -> None:
 
     package.__getattr__ = find  # type: ignore[method-assign]
     sys.modules[name] = package
-
-
-def import_without(library: str, *optional: str) -> None:
-    """Import `library` as if the packages `optional` were not installed."""
-    with _hidden(optional):
-        import_module(library)
-
-
-@contextmanager
-def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
-    """Let imports of these packages fail: None in `sys.modules` does that."""
-    loaded = {name: sys.modules.pop(name) for name in packages if name in sys.modules}
-    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for name in packages:
-            del sys.modules[name]
-        sys.modules.update(loaded)

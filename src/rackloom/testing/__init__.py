@@ -2,7 +2,7 @@
 
 `start_site` runs what `rackloom up` runs, in a child process or in a thread of this one, and gives a `Site`:
 REST address, tokens, kubeconfig, faults that can be injected and cleared, and what can be waited for.
-`start_site_async` gives the same for asyncio. docs/testing-with-rackloom.md has examples; the pytest plugin
+`start_site_async` gives the same for asyncio. docs/twin.md has examples; the pytest plugin
 is `rackloom.pytest_plugin`.
 
     with start_site(racks=1, seed="7") as site:

@@ -11,12 +11,16 @@ nearest class that its facts prove:
 3. A matrix that the origin of the machine states (`by_declaration`).
 
 A common switch wins over a stated matrix: hiding topology makes a pair look farther, never nearer.
-Otherwise the stated matrix wins over what is inferred from roots and NUMA nodes.
+Otherwise the stated matrix wins over a class that is inferred from roots and NUMA nodes.
 
-`partner` lists the nearest NICs of a GPU. Where that class spans NUMA nodes (a Grace GPU on NVLink-C2C is
-SYS to every NIC), the NICs of the GPU's own node are meant. `own_nics` and `own_gpus` assign one to each
+`partner` lists the nearest NICs of a GPU. If their class spans NUMA nodes (a Grace GPU on NVLink-C2C is SYS
+to every NIC), the NICs of the GPU's own node are meant. `own_nics` and `own_gpus` assign one to each
 device: GPUs with the same nearest NICs are paired with them in order, so that as many GPUs as NICs use
-different NICs. docs/topology.md names the machines behind these rules.
+different NICs.
+
+Three machines are behind these rules. The guest of Azure ND H100 v5 shows NUMA nodes only, and the
+vendor's file gives PIX. The documentation of GKE A4 has no NIC addresses, and its printed matrix gives PIX.
+On OCI GB200 nvidia-smi prints SYS for all pairs, though NUMA nodes would suggest NODE for half of them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,7 +33,7 @@ from rackloom.errors import Refused
 from rackloom.topology.join_key import Fact, Source, directness, least_direct
 from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, PciePath, numa_of
 
-# What each source proves about one pair, apart from the others.
+# The class that each source alone proves for one pair.
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,13 +43,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     nic: int
     path_class: PathClass = msgspec.field(name="class")
     source: Source | None
-    """The least direct source that the class rests on; None when the class is unknown."""
+    """The least direct source that the class rests on. None if the class is unknown."""
     reason: str
-    """The facts that matched, or what is missing."""
+    """The facts that matched, or the missing ones."""
 
 
 def by_tree(gpu: Gpu, nic: Nic) -> Cell:
-    """From PCIe ancestry and NUMA nodes; UNKNOWN where they decide nothing.
+    """The class by PCIe ancestry and NUMA nodes, or UNKNOWN if they decide nothing.
 
     A common bridge is tried before the NUMA nodes, because traffic that turns around in a switch reaches no
     socket. A common root is tried after them: virtual machines put devices of both sockets below one root.
@@ -54,7 +58,7 @@ def by_tree(gpu: Gpu, nic: Nic) -> Cell:
 
 
 def by_vendor_switch(gpu: Gpu, nic: Nic) -> Iterator[Cell]:
-    """PIX where a vendor file puts both below one switch, else nothing: a file may leave devices out.
+    """PIX if a vendor file puts both below one switch, else nothing: a file may leave devices out.
 
     In a NCCL topology file the address of the switch may be fictitious, so only equality counts.
     """
@@ -64,7 +68,7 @@ def by_vendor_switch(gpu: Gpu, nic: Nic) -> Iterator[Cell]:
 
 
 def by_declaration(rows: tuple[ClassRow, ...], gpu: Gpu, nic: Nic) -> Iterator[Cell]:
-    """The class of the pair in a stated matrix, if the matrix covers it; a stated UNKNOWN does not count."""
+    """The class of the pair in a stated matrix, if the matrix has one that is not UNKNOWN."""
     for row in rows:
         covered = row.gpu == gpu.index and nic.index < len(row.classes)
         if covered and row.classes[nic.index] is not PathClass.UNKNOWN:
@@ -127,15 +131,15 @@ _GUEST_SOURCES = frozenset({Source.SYSFS, Source.NVML})
 
 
 def classes(machine: Machine) -> tuple[tuple[Cell, ...], ...]:
-    """The GPU x NIC matrix, a row per GPU, from all sources; excluded NICs have their column too."""
+    """The GPU x NIC matrix from all sources, one row per GPU. Excluded NICs have a column, too."""
     return tuple(tuple(_matrix_cell(machine, gpu, nic) for nic in machine.nics) for gpu in machine.gpus)
 
 
 def partner(machine: Machine, gpu_index: int) -> tuple[Cell, ...]:
     """The nearest NICs of a GPU: those of its nearest known class, excluded ones left out.
 
-    Where that class spans NUMA nodes (a Grace GPU is SYS to every NIC), those of the GPU's own node.
-    Empty when no class is known. Refused when the machine has no such GPU.
+    If that class spans NUMA nodes (a Grace GPU is SYS to every NIC), those of the GPU's own node. Empty if no
+    class is known. Raises Refused if the machine has no such GPU.
     """
     if gpu_index not in range(len(machine.gpus)):
         fix = f"use an index below {len(machine.gpus)}" if machine.gpus else None
@@ -153,8 +157,8 @@ def partner(machine: Machine, gpu_index: int) -> tuple[Cell, ...]:
 def own_nics(machine: Machine) -> dict[int, Cell]:
     """The one NIC of each GPU that has a nearest one, by GPU index.
 
-    Where several GPUs are equally near to several NICs, the first go together, and so on: as many GPUs as
-    NICs then use as many NICs.
+    If several GPUs are equally near to several NICs, they are paired in order, so that as many GPUs as NICs
+    use different NICs.
     """
     rows = _nearest_rows(machine)
     return {
@@ -191,7 +195,7 @@ def _gpus_by_nearest_nics(rows: dict[int, tuple[Cell, ...]]) -> list[tuple[tuple
 
 
 def classify(gpu: Gpu, nic: Nic) -> Cell:
-    """The class that the facts of the two devices prove; UNKNOWN where they prove none."""
+    """The class that the facts of the two devices prove, or UNKNOWN."""
     return nearest([by_tree(gpu, nic), *by_vendor_switch(gpu, nic)])
 
 
@@ -215,10 +219,10 @@ def _matrix_cell(machine: Machine, gpu: Gpu, nic: Nic) -> Cell:
 
 
 def _fuse_classes(proven: Cell, stated: tuple[Cell, ...]) -> Cell:
-    """A common switch wins, then a matrix that the origin states, then what can be inferred.
+    """A common switch wins, then a matrix that the origin states, then the inferred class.
 
     Hiding topology makes a pair look farther than it is, never nearer, so a switch that was found exists. A
-    stated matrix is what nvidia-smi printed; roots and NUMA nodes only predict what it would print.
+    stated matrix was printed by nvidia-smi. Roots and NUMA nodes only predict its output.
     """
     return nearest(stated) if stated and proven.path_class not in _SWITCHED else proven
 

@@ -1,6 +1,6 @@
 """The join key: one value that links the names of a GPU across layers, each part with its source.
 
-Each layer sees only part of a rack, and some of what it sees is wrong: a virtual machine hides the PCIe
+Each layer sees only part of a rack, and some of its facts are wrong: a virtual machine hides the PCIe
 tree, a driver leaves out the NUMA node. A `Fact` therefore carries its `Source`, and `directness` ranks
 the sources (kernel, NVML, switch controller, vendor file, declaration).
 
@@ -10,9 +10,9 @@ layer publishes the parts that it knows as a `GpuKey`.
 
 `joins` compares the parts that both keys have: False if any differs, True if all agree, None if there is
 no common part. A replaced tray keeps its slot and changes its GUIDs, so it does not join. A PCI address
-repeats on every machine; it counts only where the caller knows that both keys come from one machine.
-`merge_keys` unites two keys of one GPU, keeps the more direct source of each part, and raises Refused
-where a part contradicts.
+repeats on every machine. It counts only if the caller knows that both keys come from one machine.
+`merge_keys` unites two keys of one GPU, keeps the more direct source of each part, and raises Refused if a
+part contradicts.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Source(StrEnum):
-    """Who reported a fact, in the words that the command line prints."""
+    """The source of a fact, in the words that the command line prints."""
 
     SYSFS = "sysfs"
     """Read from the kernel of the machine (directly, or through a driver that reads it there)."""
@@ -38,7 +38,7 @@ class Source(StrEnum):
     VENDOR_FILE = "vendor-file"
     """A topology file that the vendor of the machine ships (NCCL XML)."""
     DECLARED = "declared"
-    """Written down by a person or by vendor documentation; nothing on the machine confirms it."""
+    """Written down by a person or by vendor documentation. Nothing on the machine confirms it."""
     NMX = "nmx"
     """Reported by an NVLink switch controller (NMX-C or NMX-M)."""
 
@@ -69,17 +69,17 @@ def least_direct(*sources: Source) -> Source:
 
 
 class SlotKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Where a GPU sits: it survives a swap of the tray, which changes every GUID and UUID."""
+    """The position of a GPU. It survives a swap of the tray, which changes every GUID and UUID."""
 
     chassis_serial: str
     slot: int
     """Slot of the compute tray in the chassis."""
     module_id: int
-    """1-based position on the tray (NMX: device id; REST deviceInstance is module_id - 1)."""
+    """1-based position on the tray (device id of NMX, and module_id - 1 is deviceInstance of REST)."""
 
 
 class GpuKey(msgspec.Struct, frozen=True, gc=False):
-    """What one layer knows of a GPU's identity; unknown parts are None."""
+    """The identity of a GPU as one layer knows it. Unknown parts are None."""
 
     place: Fact[SlotKey] | None = None
     fabric_guid: Fact[int] | None = None
@@ -101,10 +101,10 @@ def joins(a: GpuKey, b: GpuKey, *, one_machine: bool = False) -> bool | None:
 
 
 def merge_keys(a: GpuKey, b: GpuKey) -> GpuKey:
-    """All that two keys of one GPU know; where both know a part, the more direct source is kept.
+    """All parts of two keys of one GPU. If both have a part, the more direct source is kept.
 
-    The caller states that both keys are of one GPU, hence of one machine, so PCI addresses must agree too.
-    Raises Refused with both values and sources where a part does not.
+    The caller states that both keys are of one GPU, and so of one machine: PCI addresses must agree, too.
+    Raises Refused with both values and sources if a part differs.
     """
     merged = merged_if_agreed(a, b)
     if merged is not None:
@@ -121,7 +121,7 @@ def merge_keys(a: GpuKey, b: GpuKey) -> GpuKey:
 
 
 def merged_if_agreed(a: GpuKey, b: GpuKey) -> GpuKey | None:
-    """As `merge_keys`, and None where a part contradicts.
+    """As `merge_keys`, but None if a part contradicts.
 
     A site merges keys a few hundred thousand times at once, so the parts are written out.
     """
@@ -172,7 +172,7 @@ def declared_key(
     module_id: int | None,
     fabric_guid: str | None,
 ) -> GpuKey:
-    """A GPU's join key; a place needs all of chassis, slot and module. `fabric_guid` is hexadecimal."""
+    """A GPU's join key. A place needs chassis, slot and module. `fabric_guid` is hexadecimal."""
     place = None
     if chassis_serial is not None and slot is not None and module_id is not None:
         place = Fact(SlotKey(chassis_serial, slot, module_id), Source.DECLARED)

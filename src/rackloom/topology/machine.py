@@ -3,15 +3,15 @@
 `Machine` is the profile: GPUs and NICs with PCI path, NUMA node and identifiers, virtual interfaces, and
 an optional GPU x NIC matrix that the origin states. Nearly every field may be absent, because sources
 differ in how much they reveal. Absent means unknown, never a default, and each placement fact carries its
-source. The index of a device is its position; the constructor refuses anything else, because matrices
-rely on it.
+source. The index of a device is its position. The constructor refuses any other, because matrices rely on
+it.
 
 `PathClass` uses the letters of `nvidia-smi topo`: PIX, PXB, PHB, NODE, SYS. The kernel's NUMA node -1
 (virtual machines, single-node firmware) means that the node is not known.
 
 `HostReading` holds the raw readings of one host (PCI functions, RDMA devices, interfaces, routes, GPUs of
-the NVIDIA driver) before any conclusion is drawn. `topology.discovery` fills it; `topology.nics` and the
-profile builder interpret it.
+the NVIDIA driver) before any conclusion is drawn. `topology.discovery` fills it. `topology.nics` and
+the profile builder interpret it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from rackloom.topology.join_key import Fact, Source
 
 
 class PathClass(StrEnum):
-    """What lies between a GPU and a NIC, in nvidia-smi's letters, nearest first."""
+    """The path between a GPU and a NIC, in nvidia-smi's letters, nearest first."""
 
     PIX = "PIX"
     """A common PCIe bridge, and at most one more on either side."""
@@ -45,7 +45,7 @@ class PciePath(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root: str
     """`pciDDDD:BB`, the first component below /sys/devices (resource.kubernetes.io/pcieRoot)."""
     bridges: tuple[str, ...] | None
-    """Addresses of the bridges and switch ports below the root; None when only the root is known."""
+    """Addresses of the bridges and switch ports below the root. None if only the root is known."""
     source: Source
 
 
@@ -54,7 +54,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     index: int
     product: str | None = None
-    """As the source prints it; drivers and the PCI ID list word it differently."""
+    """As the source prints it. Drivers and the PCI ID list word it differently."""
     pci_address: str | None = None
     """Lower-case `dddd:bb:dd.f`."""
     pci_id: str | None = None
@@ -86,7 +86,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pcie: PciePath | None = None
     vendor_switch: Fact[str] | None = None
     excluded: str | None = None
-    """Why the NIC must not carry tenant data (the node's own network, NVLink management); None: it may."""
+    """The reason to carry no tenant data (the node's own network, NVLink management), or None."""
 
 
 class Interface(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,9 +94,9 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     name: str
     kind: str = ""
-    """Its type, as `ip -details link` prints it; empty where it is not known."""
+    """Its type, as `ip -details link` prints it. Empty if it is not known."""
     excluded: str | None = None
-    """Why it must not be given to a tenant; None: it may."""
+    """The reason to give it to no tenant, or None."""
 
 
 class ClassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ class ClassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     gpu: int
     classes: tuple[PathClass, ...]
-    """One per NIC index; NICs past the end are not covered."""
+    """One per NIC index. NICs past the end are not covered."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,11 +113,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str
     note: str
     origin: tuple[str, ...]
-    """Where the facts were found (public repository and path)."""
+    """The origin of the facts (public repository and path)."""
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
     interfaces: tuple[Interface, ...] = ()
-    """Of a machine that was discovered; a published one has none."""
+    """Of a machine that was discovered. A published one has none."""
     declared_classes: tuple[ClassRow, ...] = ()
     """A matrix the origin states (e.g. nvidia-smi output printed in its documentation)."""
 
@@ -154,7 +154,7 @@ class PciFunction:
     numa_node: int | None
     driver: str | None
     path: PciePath | None
-    """None where the hypervisor puts it below something that is no PCI root (VMBus)."""
+    """None if the hypervisor puts it below a bus without a PCI root (VMBus)."""
     virtual_function: bool = False
     vfs: int = 0
     """Virtual functions switched on."""
@@ -173,10 +173,10 @@ class PciFunction:
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """One port of an RDMA device; counters are read elsewhere.
+    """One port of an RDMA device. Counters are read elsewhere.
 
     States are the kernel's words in lower case: `state` is the link's (active, down, init, armed), `physical`
-    the wire's (linkup, polling, disabled), None where the device does not report it.
+    the wire's (linkup, polling, disabled), or None if the device does not report it.
     """
 
     number: int
@@ -212,18 +212,18 @@ class NetDevice:
     mtu: int | None
     state: str | None
     speed_mbps: int | None
-    """As negotiated; None where the driver does not know (link down, virtual)."""
+    """As negotiated. None if the driver does not know it (link down, virtual)."""
     virtual: bool
     master: str | None
     """The bond, bridge or VRF that it belongs to."""
     kind: str = ""
-    """Its type, as `ip -details link` prints it (`bridge`, `vxlan`); `usb` for devices on that bus; empty for
-    other hardware, and where it is not known."""
+    """Its type, as `ip -details link` prints it (`bridge`, `vxlan`), or `usb` for devices on that bus. Empty
+    for other hardware, and if it is not known."""
     lower: tuple[str, ...] = ()
     """The interfaces that its frames go through: the parent of a VLAN or of a partition (pkey), the members
     of a bond. A parent in another namespace has no name here, but it is listed."""
     addresses: tuple[str, ...] = ()
-    """CIDRs; only where netlink was asked."""
+    """CIDRs. Empty if netlink was not read."""
     subfunction: str | None = None
     """The number of its subfunction (`sf88`), or the auxiliary device (`mlx5_core.sf.4`) if it shows none."""
     dev_port: int | None = None
@@ -239,7 +239,7 @@ class NetRoute:
     """One route of the host's main routing tables, in the order of the kernel."""
 
     destination: str
-    """CIDR; `0.0.0.0/0` and `::/0` are the default routes."""
+    """CIDR. `0.0.0.0/0` and `::/0` are the default routes."""
     interfaces: tuple[str, ...]
     """Several of a route with several next hops."""
     metric: int = 0

@@ -17,7 +17,7 @@ Rules 4 and 5 are a policy (`ExclusionPolicy`) that an operator can change. The 
 found as the kernel does it: longest prefix, then lowest metric, then first in order.
 
 A PCI function has any number of RDMA devices, interfaces and ports. `nic_candidates` makes one NIC of each
-function, and of each subfunction, because these facts decide what can be divided:
+function, and of each subfunction, because these facts decide which parts can be divided:
 
 - A process that opens the uverbs device of an RDMA device reaches all ports of it. The RDMA device and the
   interfaces on its ports therefore have one owner. A ConnectX-3 function with two ports is one NIC.
@@ -26,7 +26,7 @@ function, and of each subfunction, because these facts decide what can be divide
 - In switchdev mode a representor is the host's end of a virtual function. A child (pkey, VLAN, MACsec)
   sends through the port of its parent. A software RDMA device (rxe, siw) does too.
 - One port has two owners in this model: the representor of a virtual function. The uplink's RDMA device has
-  it as a port, and the virtual function is a NIC of its own. The kernel steers the traffic of both.
+  it as a port, and the virtual function is another NIC. The kernel steers the traffic of both.
 - An interface in a pod does not show on the host. If each port were a NIC, a port could take the name of a
   port that is away.
 
@@ -83,10 +83,10 @@ _CONTAINER_NETWORK_NAMES = (
 
 
 class ExclusionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Interfaces that must not be given to a tenant by their kind or name; an operator can change both."""
+    """Kinds and names of interfaces that no tenant may get. An operator can change both."""
 
     kinds: frozenset[str] = POD_INTERFACE_KINDS | _TUNNELS | _IMMOVABLE | {"usb", "ifb", "macvtap", "ipvtap"}
-    """As `ip -details link` prints them; `usb` is hardware on that bus."""
+    """As `ip -details link` prints them. `usb` is hardware on that bus."""
     names: tuple[str, ...] = _CONTAINER_NETWORK_NAMES
     """Patterns for interfaces without hardware: names that well-known container networks use."""
 
@@ -95,7 +95,7 @@ DEFAULT_EXCLUSION_POLICY = ExclusionPolicy()
 
 
 class ClusterNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """What Kubernetes reports of one node's network. Malformed addresses are ignored."""
+    """The network of one node, as Kubernetes reports it. Malformed addresses are ignored."""
 
     node_addresses: tuple[str, ...] = ()
     api_servers: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ NO_CLUSTER_NETWORK = ClusterNetwork()
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """Why an interface is not for tenants: a sentence about it without its subject, and what changes that."""
+    """The reason to keep an interface from tenants, a sentence without its subject, and the remedy."""
 
     reason: str
     fix: str
@@ -152,7 +152,7 @@ class NicCandidate(msgspec.Struct, frozen=True):
 
 
 def nic_candidates(host: HostReading, without: Container[str] = ()) -> tuple[NicCandidate, ...]:
-    """NICs by PCI address, then subfunctions and RDMA devices whose function is not listed.
+    """NICs by PCI address, then subfunctions, and RDMA devices of functions that are not listed.
 
     `without` names RDMA devices that a declaration excludes: they are not the data part of their function.
     """
@@ -274,7 +274,7 @@ def data_rdma(host: HostReading, nic: Nic) -> RdmaDevice | None:
 
 
 def _is_nic(function: PciFunction) -> bool:
-    """A network controller with a driver; its interface may be away, in the namespace of a pod."""
+    """Whether it is a network controller with a driver. Its interface may be in the namespace of a pod."""
     return (
         function.class_code >> 16 == _NETWORK
         and function.driver is not None
@@ -328,7 +328,7 @@ def _carriers(
 
 
 def _is_within(network: _Network, pods: _Network) -> bool:
-    """Whether a network lies in the pods' network; a wider one, such as the default route, does not count."""
+    """Whether a network lies in the pods' network. A wider one, such as the default route, does not."""
     return (
         network.version == pods.version
         and network.prefixlen >= pods.prefixlen
@@ -393,7 +393,7 @@ def _networks(texts: Iterable[str]) -> Iterator[_Network]:
 
 
 def _parsed(texts: Iterable[str], parse: Callable[[str], T]) -> Iterator[T]:
-    """What can be read of some texts; malformed ones are left out."""
+    """The texts that can be parsed. Malformed ones are left out."""
     for text in texts:
         with suppress(ValueError):
             yield parse(text)
@@ -402,7 +402,7 @@ def _parsed(texts: Iterable[str], parse: Callable[[str], T]) -> Iterator[T]:
 def owned_interfaces(
     netdevs: Sequence[NetDevice], candidates: Iterable[NicCandidate], offered: Iterable[NicCandidate]
 ) -> dict[str, str]:
-    """Interfaces whose port has an owner, with the reason. `offered` are the NICs that tenants can get.
+    """Interfaces on ports with an owner, with the reason. `offered` are the NICs that tenants can get.
 
     Every interface above an offered NIC counts (VLAN, MACsec, tunnel). Pairs have none below them.
     """
@@ -431,7 +431,7 @@ class NicExclusions:
         self._any_efa = any(_is_efa(nic) for nic in nics)
 
     def against(self, nic: NicCandidate) -> str | None:
-        """The first reason that applies; None: it may."""
+        """The first reason that applies, or None."""
         # Some functions have several ports (ConnectX-3), and a tenant's RDMA device reaches all of them.
         for name in (*nic.ports, *nic.others):
             if name in self._excluded and (name in nic.ports or self._excluded[name].needed):

@@ -6,9 +6,9 @@ assumed. A profile whose trays do not divide evenly over the racks of a domain i
 
 `build_site` lays out a site as it was ordered, before anything was observed. Racks that share a domain
 are adjacent, and each domain takes the same number of trays from each of its racks. Only positions
-(chassis serial, slot, module id) are known at this point, with the source `declared`; GUIDs, UUIDs and
-PCI addresses come from observation. Names come from an `IdSource`, so the result does not depend on a
-clock or on random numbers. Raises Refused when the racks do not make whole domains, and names the next
+(chassis serial, slot, module id) are known at this point, with the source `declared`. GUIDs, UUIDs and PCI
+addresses come from observation. Names come from an `IdSource`, so the result does not depend on a
+clock or on random numbers. Raises Refused if the racks do not make whole domains, and names the next
 number that does.
 """
 
@@ -36,7 +36,7 @@ class RackProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """GB/s, both directions."""
     switch_trays_per_domain: int
     tray_machine: str | None
-    """Machine profile that a compute tray resembles; None where no such machine is published."""
+    """Machine profile that a compute tray resembles. None if no such machine is published."""
     note: str
     origin: tuple[str, ...]
 
@@ -81,7 +81,7 @@ class RackSite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdSource(Protocol):
-    """Names of a site and its parts; indices count from 0 over the whole site."""
+    """Names of a site and its parts. Indices count from 0 over the whole site."""
 
     def site(self) -> str:
         """Name of the site."""

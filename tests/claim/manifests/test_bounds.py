@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rackloom.claim.manifests import documents
 from rackloom.claim.manifests.documents import parse_documents
 from rackloom.errors import Refused
 from rackloom.runtime.foreign_text import MAX_DEPTH
@@ -63,3 +64,12 @@ def test_what_looks_like_a_number_and_is_none_is_refused(value: str) -> None:
 def test_half_a_character_is_refused_with_its_line() -> None:
     with pytest.raises(Refused, match="f:2: not YAML"):
         parse_documents('{\n"a": "\\ud83d"}', "f")
+
+
+def test_large_yaml_recommends_json_in_a_line_that_a_second_reading_does_not_repeat(monkeypatch, capsys):
+    monkeypatch.setattr(documents, "LARGE_YAML_BYTES", 5)
+    for content in ("a: 1\n", '{"a": 12345}', "a: 12345\n", "a: 12345\n"):
+        parse_documents(content, "dump.yaml")
+    printed = capsys.readouterr()
+    assert printed.err == "rackloom: dump.yaml is large for YAML: write it with `kubectl get ... -o json`\n"
+    assert printed.out == ""

@@ -4,7 +4,7 @@ import re
 
 from docs.site.reference import scenarios
 
-from rackloom.lab.scenario.reading import ACTIONS, EXPECTATIONS, parse_scenario, shipped_scenarios
+from rackloom.lab.scenario.reading import ACTIONS, EXPECTATIONS, shipped_scenarios
 
 INCIDENTS = {
     "NMX-C unreachable (NICo #2614)": (
@@ -124,8 +124,3 @@ def test_a_step_shows_its_keys_and_its_clock() -> None:
     assert rows["make-instances"][:2] == ("`make-instances`", "`group`, `vpc`, `count`?, `tenant`?")
     assert rows["service-dies"][2].endswith("(virtual time)")
     assert not rows["together"][2].endswith("(virtual time)")
-
-
-def test_the_example_of_the_page_can_be_read() -> None:
-    assert scenarios.EXAMPLE in scenarios.page()
-    assert parse_scenario(scenarios.EXAMPLE, "example", "page").layers == {"carve"}

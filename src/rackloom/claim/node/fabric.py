@@ -164,7 +164,7 @@ def read_declared_fabric(path: Path) -> NodeFabric:
         gpus = tuple(_declared_gpu_fabric(index, gpu, file) for index, gpu in enumerate(file.gpus))
     except (OSError, msgspec.DecodeError, ValueError) as error:
         raise Refused(
-            f"cannot use fabric file {path}: {error}", nearest_fix="docs/node-plugins.md shows its format"
+            f"cannot use fabric file {path}: {error}", nearest_fix="docs/compute-domains.md shows its format"
         ) from error
     return NodeFabric(gpus=gpus, driver_version=file.driver_version)
 

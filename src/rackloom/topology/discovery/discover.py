@@ -1,13 +1,13 @@
 """Discovery of one machine: read all sources, and fuse them into a machine profile.
 
-`discover_machine` reads the kernel's files, asks NVML (only on this machine itself), and reads two
-optional files: a NCCL topology file of the vendor and a declaration by the operator. `build_machine` then
-decides, per fact: a declaration wins, since a person wrote it because the machine was wrong; then the
-kernel; a vendor file fills in only what the kernel hides. A NUMA node of -1 counts as hidden.
+`discover_machine` reads the kernel's files, NVML (only on this machine itself), and two optional files: a
+NCCL topology file of the vendor and a declaration by the operator. `build_machine` then decides each fact. A
+declaration wins, because a person wrote it since the machine was wrong. The kernel comes next. A vendor file
+only fills in facts that the kernel hides. A NUMA node of -1 counts as hidden.
 
 A GPU is a display or accelerator function of NVIDIA or AMD that is not bound to a passthrough driver, and
-every GPU that the driver, NVML or the declaration lists. Devices are ordered by PCI address; NICs without
-one are last.
+every GPU that the driver, NVML or the declaration lists. Devices are ordered by PCI address. NICs
+without an address are last.
 
 Raises Refused for a root without /sys, for an unreadable file, and for a declaration that names a device
 that the machine does not have. NCCL files must be UTF-8, below 4 MiB and without a document type
@@ -68,7 +68,7 @@ class VendorTopology(msgspec.Struct, frozen=True):
 
 
 class DeclaredDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is declared of one device; None says nothing."""
+    """The declared facts of one device. A field of None declares nothing."""
 
     product: str | None = None
     numa_node: int | None = None
@@ -105,7 +105,7 @@ def read_declaration(content: bytes, name: str) -> Declaration:
         return decode_json(content, name, Declaration)
     except Undecodable as error:
         raise Refused(
-            f"{name}: {error.reason}", nearest_fix="docs/discovery.md shows what a declaration may hold"
+            f"{name}: {error.reason}", nearest_fix="docs/topology.md shows what a declaration may hold"
         ) from error
 
 
@@ -158,9 +158,9 @@ def build_machine(
     declared: Declaration = NOTHING_DECLARED,
     excluded: Mapping[str, Exclusion] | None = None,
 ) -> Machine:
-    """The machine profile, GPUs and NICs in the order of their PCI addresses; those without one are last.
+    """The machine profile. GPUs and NICs are in the order of their PCI addresses, those without one last.
 
-    `excluded` are interfaces that are not for tenants; without it, they are derived from the host alone.
+    `excluded` are interfaces that are not for tenants. Without it, they are derived from the host alone.
     """
     known = vendor or VendorTopology()
     left_out = excluded_interfaces(host.netdevs, host.routes) if excluded is None else excluded
@@ -246,7 +246,7 @@ def _build_gpu(
 
 
 def _is_gpu(function: PciFunction) -> bool:
-    """NVIDIA's are display or 3D controllers; AMD's accelerators have a class of their own."""
+    """NVIDIA's are display or 3D controllers. AMD's accelerators have another class."""
     base = function.class_code >> 16
     return (
         function.vendor in (NVIDIA, AMD)
@@ -323,10 +323,10 @@ def unmatched_declarations(
 def discover_machine(
     sysroot: Path = OWN_ROOT, *, nccl_topology: Path | None = None, declared: Path | None = None
 ) -> Machine:
-    """The machine below `sysroot`. NVML is asked only of this machine itself.
+    """The machine below `sysroot`. NVML is read only on this machine itself.
 
-    Raises Refused for a root without /sys and for files that cannot be read or that name devices which
-    are not there; Retry while the GPU driver does not answer.
+    Raises Refused for a root without /sys, and for files that cannot be read or that name missing devices.
+    Raises Retry while the GPU driver does not answer.
     """
     root = Sysroot(sysroot)
     if not root.names("/sys/bus/pci/devices") and not root.names("/sys/class/net"):

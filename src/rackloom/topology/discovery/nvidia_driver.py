@@ -4,14 +4,14 @@ The driver is installed in the given root, or a driver container shows its own r
 below it (GPU Operator). Both are searched:
 
 1. A root counts if it has `libcuda.so.*` or `libnvidia-ml.so.*` in one of `LIBRARY_PLACES`. The suffixes
-   of these file names are the versions that it has.
+   of these file names are its versions.
 2. The root with the version of the loaded kernel module wins, else the first that counts. Two versions
    exist while a driver is being replaced.
 3. Within the root, the version of the kernel module counts, else the newest. Files of other versions are
    left out.
 
-A driver container comes and goes under whoever uses it: GPU Operator ends every use of the kernel module,
-unloads it and takes the root away, and the next container brings another. So where the operator's
+A driver container comes and goes while programs use it: GPU Operator ends every use of the kernel module,
+unloads it and takes the root away, and the next container brings another. So if the operator's
 `VALIDATIONS` exist, the root below /run/nvidia/driver counts only while they call it ready: the driver's pod
 does so (`.driver-ctr-ready`, which it removes before it ends), or the operator's validator (`driver-ready`,
 for a container that the operator does not manage). Source: GPU Operator 26.7, its driver container of August
@@ -23,9 +23,9 @@ places: nvidia-container-toolkit 1.20 (pkg/lookup, internal/lookup/root), NVIDIA
 
 `nvml_session` starts NVML from the library that was found. The Python bindings load a library once per
 process, which would not work with a newer kernel module after an upgrade, so the library is exchanged,
-but never while a session holds handles of the old one. An open session keeps the kernel module from being
-unloaded: one that lasts ends when `nvml_fingerprint` changes. NVML errors become `Retry`; a machine without
-a driver yields None.
+but never while a session holds handles of the old one. The kernel module cannot be
+unloaded while a session is open: a long session ends when `nvml_fingerprint` changes. NVML errors become
+`Retry`. A machine without a driver yields None.
 """
 
 import re
@@ -77,12 +77,12 @@ class NvidiaDriver:
     host_root: Path
     base: Path
     version: str | None
-    """`580.95.05`; None where no library name has a version."""
+    """`580.95.05`, or None if no library name has a version."""
 
     def libraries(self, *stems: str) -> tuple[DriverFile, ...]:
-        """The driver's libraries, and the links to them; `stems` are patterns such as `libcuda`.
+        """The driver's libraries, and the links to them. `stems` are patterns such as `libcuda`.
 
-        Only files of the driver's version are returned, of any stem where none is given. Where no name has a
+        Only files of the driver's version are returned, of any stem if none is given. If no name has a
         version, all files of these stems are returned.
         """
         sysroot = Sysroot(self.root)
@@ -106,7 +106,7 @@ class NvidiaDriver:
         return tuple(found[name] for name in names if name in found)
 
     def firmware(self) -> tuple[DriverFile, ...]:
-        """What the kernel module loads into the GPU System Processor."""
+        """The files that the kernel module loads into the GPU System Processor."""
         sysroot = Sysroot(self.root)
         versions = (
             [self.version]
@@ -125,7 +125,7 @@ class NvidiaDriver:
 
 
 def find_driver(base: Path, host_base: Path = OWN_ROOT, loaded: str | None = None) -> NvidiaDriver | None:
-    """The driver below `base`, which the host has at `host_base`; `loaded` is the kernel module's version."""
+    """The driver below `base`, which the host has at `host_base`. `loaded`: the kernel module's version."""
     found: list[NvidiaDriver] = []
     for below in ("", CONTAINER_DRIVER_ROOT) if _container_is_ready(base) else ("",):
         root = base / below
@@ -143,7 +143,7 @@ def find_driver(base: Path, host_base: Path = OWN_ROOT, loaded: str | None = Non
 
 
 def loaded_version(sysroot: Path = OWN_ROOT) -> str | None:
-    """The version of the kernel module; None while it is not loaded."""
+    """The version of the kernel module, or None if it is not loaded."""
     found = _VERSION.search((Sysroot(sysroot).text(_VERSION_FILE) or "").partition("\n")[0])
     return None if found is None else found[0]
 
@@ -187,7 +187,7 @@ def _directory_state(directory: Path) -> tuple[int, int] | None:
 def _driver_files(
     sysroot: Sysroot, places: tuple[str, ...], wanted: Callable[[str], bool]
 ) -> Iterator[DriverFile]:
-    """Files with wanted names in the places, in their order and by name; each directory once."""
+    """Files with wanted names in the places, in their order and by name. Each directory is read once."""
     seen: set[PurePosixPath] = set()
     for place in places:
         directory = sysroot.real(f"/{place}")
@@ -201,7 +201,7 @@ def _driver_files(
 
 
 def _driver_file(sysroot: Sysroot, path: PurePosixPath) -> DriverFile | None:
-    """None for what is no file, or is removed meanwhile."""
+    """None if it is not a file, or has just been removed."""
     real = sysroot.real(str(path))
     if real is None:
         return None
@@ -214,7 +214,7 @@ def _driver_file(sysroot: Sysroot, path: PurePosixPath) -> DriverFile | None:
 
 
 def _stem(name: str) -> str:
-    """`libcuda` of `libcuda.so.1`; the whole name of what is no library."""
+    """`libcuda` of `libcuda.so.1`. Of any other file, the whole name."""
     return name.partition(".so")[0]
 
 
@@ -232,7 +232,7 @@ _NVML_LIBRARY = "libnvidia-ml"
 
 @dataclass(frozen=True, slots=True)
 class NvmlGpu:
-    """One GPU. `memory_bytes` is all of it; `minor` is the N of /dev/nvidiaN."""
+    """One GPU. `memory_bytes`: all of it. `minor`: the N of /dev/nvidiaN."""
 
     pci_address: str
     product: str
@@ -243,7 +243,7 @@ class NvmlGpu:
 
 
 def read_nvml(driver_root: Path = Path("/")) -> tuple[NvmlGpu, ...] | None:
-    """All GPUs of this machine; None where there is no driver. Raises Retry while the driver fails."""
+    """All GPUs of this machine, or None if no driver is installed. Raises Retry while the driver fails."""
     with nvml_session(driver_root) as nvml:
         if nvml is None:
             return None
@@ -253,10 +253,10 @@ def read_nvml(driver_root: Path = Path("/")) -> tuple[NvmlGpu, ...] | None:
 
 @contextmanager
 def nvml_session(driver_root: Path) -> Iterator[Any]:
-    """The started library of the driver below `driver_root`, else the system's; None without a driver.
+    """The started library of the driver below `driver_root`, else the system's. None without a driver.
 
-    None also while a driver container is not ready. It also starts where the driver has no GPU. NVML's
-    errors become `Retry`.
+    None also while a driver container is not ready. A driver without GPUs has a session, too. NVML's errors
+    become `Retry`.
     """
     import pynvml
 
@@ -303,7 +303,7 @@ def driver_missing_error(driver_root: Path) -> Refused:
 
 
 def _select_library(nvml: Any, driver: NvidiaDriver | None, loaded: str | None) -> None:
-    """Make the bindings use the library of the driver; without one they use the system's.
+    """Make the bindings use the library of the driver. Without one they use the system's.
 
     They load a library once per process. After a driver upgrade it would not work with the newer kernel
     module, so it is exchanged for the present one. While a session is open nothing is exchanged, because its
@@ -319,8 +319,8 @@ def _select_library(nvml: Any, driver: NvidiaDriver | None, loaded: str | None) 
             return
         fits = loaded is not None and library_version(Path(used or "").name) == loaded
         if fits and driver.version != loaded:
-            # Packages of another version, whose module waits for a reboot: only the library that was loaded
-            # works with the present one.
+            # Packages of another version are installed, and their module waits for a reboot. Only the
+            # library that was loaded works with the present module.
             return
         if nvml._nvmlLib_refcount > 0:
             raise Retry(f"{library} waits: a session of {used} is still open", after=NVML_RETRY_SECONDS)

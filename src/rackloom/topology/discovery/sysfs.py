@@ -2,15 +2,15 @@
 
 The root need not be this machine's own: it may be a copy from elsewhere, and hostile. `Sysroot` follows
 symbolic links inside the root only (40 at most, as the kernel does), reads regular files only and up to a
-limit, and reports what cannot be read as absent.
+limit, and reports unreadable files as absent.
 
 `read_host` returns a `HostReading`, without interpretation:
 
 - PCI functions with class, vendor, NUMA node, driver, SR-IOV counts and their path from the root complex.
   Below VMBus the hypervisor invents a root per device, so such a function has no path.
 - Network interfaces. The kind of a virtual interface is taken from uevent, from files that only one kind
-  has, or from its ARPHRD type; a veth is recognised by its partner index. Where nothing tells, the kind
-  is empty.
+  has, or from its ARPHRD type. A veth is recognised by its partner index. If none of these decides, the
+  kind is empty.
 - RDMA devices with their ports, routes of the main IPv4 and IPv6 tables, and the GPUs that NVIDIA's
   kernel driver lists under /proc.
 
@@ -42,11 +42,11 @@ from rackloom.topology.machine import (
 
 
 OWN_ROOT = Path("/")
-"""Where this machine itself is found."""
+"""The root of this machine itself."""
 MAX_FILE_BYTES = 64 * 1024
-"""Bytes; a sysfs attribute has at most a page."""
+"""Bytes. A sysfs attribute has at most a page."""
 MAX_TABLE_BYTES = 16 * 1024 * 1024
-"""Bytes; a table of sockets has a line of some 150 for each."""
+"""Bytes. A table of sockets has a line of about 150 for each."""
 MAX_LINKS = 40
 """Symbolic links in one path: as many as the kernel itself follows."""
 
@@ -58,17 +58,17 @@ class Sysroot:
         self.root = root
 
     def text(self, path: str) -> str | None:
-        """A file's content without surrounding space; None where there is none."""
+        """A file's content without surrounding space, or None if it does not exist."""
         found = self._read(path, MAX_FILE_BYTES)
         return None if found is None else found.decode(errors="replace").strip()
 
     def whole(self, path: str) -> str | None:
-        """A long file's content; None where there is none, and where it is longer than `MAX_TABLE_BYTES`."""
+        """A long file's content. None if it does not exist, or is longer than `MAX_TABLE_BYTES`."""
         found = self._read(path, MAX_TABLE_BYTES + 1)
         return None if found is None or len(found) > MAX_TABLE_BYTES else found.decode(errors="replace")
 
     def number(self, path: str) -> int | None:
-        """A file's content as an integer, decimal or `0x...`; None where it is none."""
+        """A file's content as an integer, decimal or `0x...`, or None if it is not one."""
         text = self.text(path)
         try:
             return None if text is None else int(text, 0)
@@ -76,7 +76,7 @@ class Sysroot:
             return None
 
     def names(self, path: str) -> tuple[str, ...]:
-        """What a directory holds, in order; nothing where it does not exist."""
+        """The names in a directory, in order. Empty if it does not exist."""
         found = self.real(path)
         try:
             return () if found is None else tuple(sorted(entry.name for entry in self._host(found).iterdir()))
@@ -84,7 +84,7 @@ class Sysroot:
             return ()
 
     def real(self, path: str) -> PurePosixPath | None:
-        """The path without symbolic links, relative to the root; None where it does not exist."""
+        """The path without symbolic links, relative to the root, or None if it does not exist."""
         todo = list(reversed(PurePosixPath(path).parts))
         done: list[str] = []
         links = 0
@@ -106,7 +106,7 @@ class Sysroot:
         return PurePosixPath("/", *done)
 
     def _link(self, parts: list[str]) -> str | None:
-        """Where a symbolic link points; empty for anything else that exists; None for nothing."""
+        """The target of a symbolic link. Empty for another file, None if the path does not exist."""
         try:
             # A look at a machine takes many thousands of parts: one system call for each.
             return str(Path(f"{self.root}/{'/'.join(parts)}").readlink())
@@ -153,7 +153,7 @@ def read_pci(sysroot: Sysroot) -> tuple[PciFunction, ...]:
 
 
 def normal_pci_address(text: str) -> str | None:
-    """An address in the kernel's form; nvidia-smi prints capitals and a domain of eight digits."""
+    """An address in the kernel's form: nvidia-smi prints capitals and a domain of eight digits."""
     lower = text.strip().lower()
     if not _PCI_ADDRESS.fullmatch(lower):
         return None
@@ -187,7 +187,7 @@ def _read_function(sysroot: Sysroot, address: str) -> PciFunction | None:
 
 
 def _pcie_path(path: PurePosixPath | None) -> PciePath | None:
-    """The way from the root down. Below VMBus each device has a root of its own, made up by the guest."""
+    """The path from the root down. Below VMBus, the guest makes up a root for each device."""
     if path is None or path.parts[:3] != ("/", "sys", "devices") or len(path.parts) < 5:
         return None
     root, *bridges = path.parts[3:-1]
@@ -358,7 +358,7 @@ def _ipv6_routes(table: str) -> Iterator[NetRoute]:
 
 
 def _prefix_length(mask: str) -> int | None:
-    """The length of a netmask; None where it is none."""
+    """The length of a netmask, or None if it is not one."""
     if not _HEX_IPV4.fullmatch(mask):
         return None
     (number,) = struct.unpack(">I", struct.pack("=I", int(mask, 16)))
@@ -417,7 +417,7 @@ def read_host(sysroot: Sysroot) -> HostReading:
 
 
 def _driver_gpu(address: str, information: str) -> DriverGpu:
-    """Lines of `Name: value`; a GPU that has not been initialised has question marks for a UUID."""
+    """Reads lines of `Name: value`. A GPU that is not initialised has question marks for a UUID."""
     lines = (line.partition(":") for line in information.splitlines())
     values = {name.strip(): value.strip() for name, _, value in lines}
     uuid, minor = values.get("GPU UUID", ""), values.get("Device Minor", "")

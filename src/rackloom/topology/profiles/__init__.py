@@ -1,7 +1,7 @@
 """The machine and rack profiles that ship with Rackloom, by name.
 
 Profiles let users plan for hardware that they do not have. Tests, the twin and the documentation use the
-same files. Each file names the public source of its facts; what was not found is absent. A profile is
+same files. Each file names the public source of its facts, and leaves out unknown ones. A profile is
 read and decoded once per process. An unknown name raises Refused with the closest names (difflib).
 """
 
@@ -37,20 +37,20 @@ def profile_names() -> tuple[str, ...]:
 
 @cache
 def load_machine(name: str) -> Machine:
-    """The machine profile `name`; Refused with the closest names where there is none."""
+    """The machine profile `name`. Raises Refused with the closest names if there is none."""
     _require_known(name, machine_names(), "machine")
     return msgspec.json.decode((_MACHINES / f"{name}.json").read_bytes(), type=Machine)
 
 
 @cache
 def load_rack(name: str) -> RackProfile:
-    """The rack profile `name`; Refused with the closest names where there is none."""
+    """The rack profile `name`. Raises Refused with the closest names if there is none."""
     _require_known(name, rack_names(), "rack")
     return msgspec.json.decode((_RACKS / f"{name}.json").read_bytes(), type=RackProfile)
 
 
 def load_profile(name: str) -> Machine | RackProfile:
-    """The profile `name` of either kind; Refused with the closest names where there is none."""
+    """The profile `name` of either kind. Raises Refused with the closest names if there is none."""
     _require_known(name, profile_names(), "machine or rack")
     return load_rack(name) if name in rack_names() else load_machine(name)
 

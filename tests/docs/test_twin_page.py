@@ -1,4 +1,4 @@
-"""The examples of docs/testing-with-rackloom.md run."""
+"""The examples of docs/twin.md run."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.waiting import PATIENCE
 from rackloom.lab.scenario.reading import parse_scenario
 from rackloom.testing import start_site
 
-PAGE = "docs/testing-with-rackloom.md"
+PAGE = "docs/twin.md"
 
 
 def test_the_scenario_is_one():
