@@ -26,7 +26,7 @@ from rackloom.client import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/python-client.md"
+PAGE = ROOT / "docs/api.md"
 NOBODY = "00000000-0000-4000-8000-000000000000"
 
 

@@ -18,7 +18,7 @@ from tests.docs.tutorials import (
 
 PAGES = sorted((ROOT / "docs").glob("tutorial-*.md"))
 PERSONAS = {"newcomer", "tenant", "operator", "platform-engineer", "performance-engineer", "contributor"}
-NEEDS = {"platform-engineer": ("kubectl", "curl"), "tenant": ("curl",), "operator": ("curl", "openssl")}
+NEEDS = {"platform-engineer": ("kubectl",), "operator": ("curl", "openssl")}
 
 
 def test_there_is_a_lesson_for_each_reader() -> None:
