@@ -21,7 +21,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.site import pages
-from docs.site.reference import commands, conditions, metrics, resources, rest, rights, runbooks, settings
+from docs.site.reference import (
+    commands,
+    conditions,
+    listeners,
+    metrics,
+    resources,
+    rest,
+    rights,
+    runbooks,
+    settings,
+)
 
 HERE = Path(__file__).parent
 OUT = pages.ROOT / "build" / "site"
@@ -32,6 +42,7 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "resources": resources.page,
     "metrics": metrics.page,
     "conditions": conditions.page,
+    "listeners": listeners.page,
     "rights": rights.page,
     "runbooks": runbooks.page,
 }
