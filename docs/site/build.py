@@ -25,6 +25,7 @@ from docs.site import pages
 from docs.site.reference import (
     commands,
     conditions,
+    listeners,
     log_events,
     metrics,
     resources,
@@ -45,6 +46,7 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "resources": resources.page,
     "metrics": metrics.page,
     "conditions": conditions.page,
+    "listeners": listeners.page,
     "rights": rights.page,
     "runbooks": runbooks.page,
     "roles": roles.page,

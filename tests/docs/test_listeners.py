@@ -1,56 +1,53 @@
-"""The table of listeners in docs/operating.md is that of `serving.limits`, and none is missing there."""
+"""The generated table of listeners has every limit of `serving.limits`, and no listener is missing there."""
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rackloom.serving.limits import LISTENERS, ConnectionLimits, GrpcLimits, HttpLimits, ProbeLimits
+import msgspec
+from docs.site.build import REFERENCES
+from docs.site.reference import listeners
+
+from rackloom.serving.limits import LISTENERS, ConnectionLimits, ProbeLimits
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "rackloom"
 PAGE = ROOT / "docs" / "operating.md"
-HEAD = "| process | listener | reached by; requires | connections, of an address | limits of each |"
-
-
-def table() -> list[str]:
-    """As it should be."""
-    return [
-        f"| `{listener.process}` | {listener.name} | {listener.reachable}; {listener.requires}"
-        f" | {listener.limits.connections}, {listener.limits.connections_of_an_address}"
-        f" | {limits_in_words(listener.limits)} |"
-        for listener in LISTENERS
-    ]
-
-
-def limits_in_words(limits: ConnectionLimits) -> str:
-    if isinstance(limits, HttpLimits):
-        head = (
-            f"head {limits.head_bytes >> 10} KiB, {limits.head_fields} fields and {limits.head_seconds:g} s"
-        )
-        answer = "no limit" if limits.answer_seconds is None else f"{limits.answer_seconds:g} s"
-        return (
-            f"handshake {limits.handshake_seconds:g} s, {head}, body {limits.body_seconds:g} s,"
-            f" answer {answer}, unread {limits.unread_seconds:g} s, idle {limits.idle_seconds} s"
-        )
-    if isinstance(limits, GrpcLimits):
-        idle = "" if limits.idle_seconds is None else f", idle {limits.idle_seconds:g} s"
-        age = "" if limits.age_seconds is None else f", age {limits.age_seconds:g} s"
-        return (
-            f"handshake {limits.handshake_seconds:g} s, metadata {limits.metadata_bytes >> 10} KiB,"
-            f" message {limits.message_bytes >> 20} MiB, {limits.streams} calls at a time"
-            f"{idle}{age}"
-        )
-    if isinstance(limits, ProbeLimits):
-        head = f"head {limits.head_bytes >> 10} KiB and {limits.head_seconds:g} s"
-        return f"{head}, unread {limits.unread_seconds:g} s"
-    return f"handshake {limits.handshake_seconds:g} s"
 
 
 def test_the_page_lists_every_listener_with_its_limits() -> None:
-    lines = PAGE.read_text().splitlines()
-    first = lines.index(HEAD) + 2
-    assert lines[first : first + len(LISTENERS)] == table()
+    rows = [line for line in listeners.page().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(LISTENERS)
+    for listener, row in zip(LISTENERS, rows, strict=True):
+        limits = listener.limits
+        who = f"{listener.reachable} | {listener.requires}"
+        connections = f"{limits.connections}, {limits.connections_of_an_address}"
+        start = f"| `{listener.process}` | {listener.name} | {who} | {connections} | "
+        assert row.startswith(start)
+        assert numbers(row.removeprefix(start)) == numbers_of(limits)
+
+
+def numbers(words: str) -> list[str]:
+    return sorted(re.findall(r"\d+", words))
+
+
+def numbers_of(limits: ConnectionLimits) -> list[str]:
+    """Every limit of one connection, in the unit of the page."""
+    units = {"head_bytes": 1 << 10, "metadata_bytes": 1 << 10, "message_bytes": 1 << 20}
+    values = msgspec.structs.asdict(limits)
+    if isinstance(limits, ProbeLimits):
+        del values["handshake_seconds"]  # its clients use no TLS
+    return sorted(
+        f"{value / units.get(name, 1):g}"
+        for name, value in values.items()
+        if not name.startswith("connections") and value is not None
+    )
+
+
+def test_the_page_of_the_site_says_how_to_print_them() -> None:
+    assert "`python -m docs.site.reference listeners`" in PAGE.read_text()
+    assert REFERENCES["listeners"] is listeners.page
 
 
 OPENERS = {

@@ -52,7 +52,7 @@ def page() -> str:
         "# Metrics",
         made_from("the registries and declarations of the metrics"),
         f"`{prefix}` is the default of `metrics.prefix`. A histogram also has `_bucket`, `_sum` and "
-        "`_count`. [operating.md](../docs/operating.md#metrics) says how to read those of a site, and which "
+        "`_count`. [monitoring.md](../docs/monitoring.md) says how to read those of a site, and which "
         "alerts use them.",
     ]
     for process, found in by_process.items():

@@ -3,7 +3,7 @@
 A listener is reached by anybody who can route to it, before any authentication. So each has limits that
 hold from the moment of `accept`: `ConnectionLimits` of all connections, `HttpLimits` of HTTP/1.1 servers
 (`serving.http_server`), `GrpcLimits` of gRPC servers (`serving.grpc_server`). `LISTENERS` is the complete
-list, from which docs/operating.md is checked.
+list, from which the site makes its reference.
 
 Connections are limited in total and for each address. A proxy in front of REST is one address to it, so
 the part of one address is large; `serving.acceptor` says which connection gives way to a new one.
