@@ -37,7 +37,16 @@ Seen = dict[str, tuple[Rows, dict[str, float]]]
 """Rows and ratios by benchmark."""
 
 BENCHMARKS = (
-    *("cel", "claim_scenarios", "claim_traps", "claims", "commands", "compute_domains", "files_read"),
+    *(
+        "cel",
+        "claim_scenarios",
+        "claim_traps",
+        "claims",
+        "commands",
+        "compute_domains",
+        "doctor",
+        "files_read",
+    ),
     *(
         "gangs",
         "node_footprint",

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -197,15 +197,16 @@ async def planted(racks: int, tenants: int, home: Path) -> AsyncIterator[tuple[S
         known = {found.url: found.id for found in await store.read(endpoints.all_endpoints)}
         for each in controllers:
             each.endpoint = known[each.url]
-        await store.run(_read_all, controllers)
+        await store.run(read_all, controllers)
         await store.run(_holders, controllers)
-        await store.run(_read_all, controllers)
+        await store.run(read_all, controllers)
         yield store, controllers
     finally:
         await store.close()
 
 
-def _read_all(conn: sa.Connection, controllers: list[Controller]) -> None:
+def read_all(conn: sa.Connection, controllers: Sequence[Controller]) -> None:
+    """Record a reading of each."""
     for each in controllers:
         records.record_observation(conn, each.endpoint, each.observed(), time.time())
 

@@ -290,6 +290,21 @@ def test_a_rack_that_a_tenant_gave_back_is_sent_to_it(monkeypatch, skipped):
     assert [id_ for id_, _ in again.since(3) if id_ in again.cells] == []
 
 
+def test_panels_that_show_the_same_are_not_written_again(monkeypatch):
+    seen = snapshot(RACKS, TRAYS, HOLDERS)
+    painter = Painter("blue", ColourMode.USE, 9)
+    whole, seated = update_site_map(examined(seen), SiteMapCache())
+    before = painter.follow(LiveReading(number=1, whole=whole))
+    timeline, room = (counted(monkeypatch, render, f"render_{name}") for name in ("timeline", "capacity"))
+    # A GPU of another tenant falls sick, in a rack in which this one has nothing.
+    later = toggled("fabric_gpus", healthy=False)(time_passes(seen, 9), 0)
+    whole, _ = update_site_map(examined(later), seated)
+    after = painter.follow(LiveReading(number=2, whole=whole))
+    assert (timeline, room) == ([], [])
+    assert after.panels["timeline"] is before.panels["timeline"]
+    assert after.panels["reading"].changed == 2
+
+
 def test_a_reading_in_which_nothing_changed_is_no_work(monkeypatch):
     seen = snapshot(RACKS, TRAYS, HOLDERS)
     painter = Painter(None, ColourMode.PARTITION, 9)

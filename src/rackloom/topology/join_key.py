@@ -135,10 +135,10 @@ def merged_if_agreed(a: GpuKey, b: GpuKey) -> GpuKey | None:
     ):
         return None
     return GpuKey(
-        _more_direct(place, other_place),
-        _more_direct(guid, other_guid),
-        _more_direct(uuid, other_uuid),
-        _more_direct(pci, other_pci),
+        place if other_place is None else _more_direct(place, other_place),
+        guid if other_guid is None else _more_direct(guid, other_guid),
+        uuid if other_uuid is None else _more_direct(uuid, other_uuid),
+        pci if other_pci is None else _more_direct(pci, other_pci),
     )
 
 
@@ -157,10 +157,8 @@ def _fact_text(fact: Fact[object]) -> str:
     return f"{value} ({fact.source})"
 
 
-def _more_direct(a: Fact[T] | None, b: Fact[T] | None) -> Fact[T] | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return b if a.source is not b.source and _RANK[b.source] < _RANK[a.source] else a
+def _more_direct(a: Fact[T] | None, b: Fact[T]) -> Fact[T]:
+    return a if a is not None and (a.source is b.source or _RANK[a.source] <= _RANK[b.source]) else b
 
 
 def declared_key(

@@ -18,8 +18,9 @@ Drawing runs in a thread, one page at a time (`serial_thread`).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
@@ -75,8 +76,8 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     markup: str
     changed: int
     """Number of the reading that brought it."""
-    drawn: DrawnRack | OverviewCell | None = None
-    """The rack or the cell that the markup shows; None: the part is a panel."""
+    drawn: object = None
+    """The rack, the cell or the values that the markup shows. None: it is written again to be compared."""
 
 
 class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,8 +232,8 @@ class Painter:
             # How a cell is drawn depends on how many there are.
             cells=self._cells(before.cells if same else {}, now.number),
             panels={
-                id_: self._part(before.panels, id_, text, now.number)
-                for id_, text in self._texts(now, whole, places, legend)
+                id_: self._panel(before.panels.get(id_), shown, write, now.number)
+                for id_, shown, write in self._panels(now, whole, places, legend)
             },
             choices={
                 choice.mark: choice
@@ -310,23 +311,32 @@ class Painter:
             parts[id_] = before if same else msgspec.structs.replace(part, changed=number)
         return parts
 
-    def _part(self, known: Mapping[str, PagePart], id_: str, markup: str, number: int) -> PagePart:
-        before = known.get(id_)
-        if before is not None and before.markup == markup:
+    def _panel(
+        self, before: PagePart | None, shown: object, write: Callable[[], str], number: int
+    ) -> PagePart:
+        # A reading reaches each viewer, and most panels of most viewers stay the same.
+        if before is not None and shown is not None and before.drawn == shown:
             return before
-        return PagePart(markup=markup, changed=number)
+        markup = write()
+        changed = number if before is None or before.markup != markup else before.changed
+        return PagePart(markup=markup, changed=changed, drawn=shown)
 
-    def _texts(
+    def _panels(
         self, now: LiveReading, whole: SiteMap, places: PlacesByName, legend: Sequence[LegendEntry]
-    ) -> Iterator[tuple[str, str]]:
-        badges = domain_badges(whole, self._colours)
-        summary = site_summary(now, whole, self.memory.counts, self.memory.room)
-        yield "summary", render.render_summary(summary)
-        yield "reading", render.render_reading(msgspec.structs.replace(now, whole=whole))
-        yield "legend", render.render_legend(self._mode, legend, badges, operator=whole.operator)
-        yield "room", render.render_capacity(self.memory.room)
-        yield "findings", render.render_findings(whole, places, self._mode)
-        yield "timeline", render.render_timeline(whole, places, self._mode)
+    ) -> Iterator[tuple[str, object, Callable[[], str]]]:
+        """The id of each panel, the values that it shows, and how it is written."""
+        mode, room, badges = self._mode, self.memory.room, domain_badges(whole, self._colours)
+        summary = site_summary(now, whole, self.memory.counts, room)
+        # The places of operations follow from the racks.
+        racks = [rack for rack, _ in self.memory.frames.named.values()]
+        happened = whole.happenings[: render.TIMELINE_LINES], racks
+        legend_of = partial(render.render_legend, mode, legend, badges, operator=whole.operator)
+        yield "summary", summary, lambda: render.render_summary(summary)
+        yield "reading", None, lambda: render.render_reading(msgspec.structs.replace(now, whole=whole))
+        yield "legend", (legend, badges), legend_of
+        yield "room", room, lambda: render.render_capacity(room)
+        yield "findings", None, lambda: render.render_findings(whole, places, mode)
+        yield "timeline", happened, lambda: render.render_timeline(whole, places, mode)
 
 
 # All kinds.

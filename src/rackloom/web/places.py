@@ -134,8 +134,12 @@ def places_named(racks: Iterable[RackPlaces], wanted: Collection[str]) -> Places
     # Each rack is searched for the few names that it may have: a large site has many of both.
     names = grouped((_coarse(name), name) for name in frozenset(wanted))
     coarse = frozenset(names)
-    named = ((rack, name) for rack in racks for found in rack.coarse & coarse for name in names[found])
-    return grouped((name, spot) for rack, name in named for spot in rack.by_name.get(name, ()))
+    found: defaultdict[str, list[MapSpot]] = defaultdict(list)
+    for rack in racks:
+        for name in (name for near in rack.coarse & coarse for name in names[near]):
+            if spots := rack.by_name.get(name):
+                found[name] += spots
+    return found
 
 
 def finest_names(where: Sequence[str]) -> tuple[str, ...]:

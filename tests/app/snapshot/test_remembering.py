@@ -128,7 +128,7 @@ class Site:
         await self.store.run(_paused if number % 2 else _resumed)
 
     async def take_over(self, number):
-        await self.store.run(_given, DOMAIN.trays[number % 4].slot, f"org-{number % 3}")
+        await self.store.run(assigned_to, DOMAIN.trays[number % 4].slot, f"org-{number % 3}")
 
     async def release(self, number):
         await self.store.run(_released)
@@ -183,7 +183,7 @@ def _paused(conn):
     conn.execute(sa.insert(domain_pause).values(row))
 
 
-def _given(conn, slot, org):
+def assigned_to(conn, slot, org):
     """Assign one machine to a tenant, after the machine of the tenant before it is released."""
     _released(conn)
     found = conn.execute(sa.select(machine.c.id, machine.c.site_id).where(machine.c.slot == slot)).first()

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 from tests.app.snapshot.test_fabric_reading import DOMAIN, FRESH, NOW, observed, seeded
-from tests.app.snapshot.test_remembering import Cluster, told_of
+from tests.app.snapshot.test_remembering import Cluster, assigned_to, told_of
 
 from rackloom.app.snapshot import devices, fabric
 from rackloom.app.snapshot import records as snapshot_records
@@ -17,7 +17,15 @@ from rackloom.carve.reconcile import records
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.prepared import insert_row
-from rackloom.carve.store.schema import machine, reserved_tray, tray_reservation
+from rackloom.carve.store.schema import (
+    blocked_gpu,
+    instance,
+    logical_partition,
+    machine,
+    nvlink_interface,
+    reserved_tray,
+    tray_reservation,
+)
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.core.partitions.domain import GpuHealth
@@ -206,3 +214,35 @@ def _reserve(conn, machine_id, until):
         instance_type_id=row.instance_type_id, reason="a job", asked_by="op", until=until, **times,
     )  # fmt: skip
     insert_row(conn, reserved_tray, machine_id=machine_id, reservation_id="kept")
+
+
+async def test_the_fix_of_a_blocked_gpu_comes_and_goes_with_its_plan(store):
+    tray = DOMAIN.trays[0]
+    guid = next(gpu.guid for gpu in observed().gpus if (gpu.slot, gpu.module_id) == (tray.slot, 2))
+    await store.run(assigned_to, tray.slot, "acme")
+    await store.run(_with_interfaces, [0, 1])
+    known, fixes = ReadCache(), []
+    for change in (lambda _: None, _blocked(guid, "release foreign"), lambda conn: conn.execute(UNBLOCK)):
+        await store.run(change)
+        for cache in (known, None):
+            now = await store.survey(lambda conn, cache=cache: read_records(conn, 0.0, cache))
+            fixes.append([(gpu.module_id, gpu.fix) for gpu in now.instance_gpus])
+    unblocked, blocked = [(1, ""), (2, "")], [(1, ""), (2, "release foreign")]
+    assert fixes == [unblocked, unblocked, blocked, blocked, unblocked, unblocked]
+
+
+UNBLOCK = sa.delete(blocked_gpu)
+
+
+def _blocked(guid, fix):
+    row = {"guid": str(guid), "domain": DOMAIN.uuid, "reason": "foreign", "fix": fix, "since": NOW}
+    return lambda conn: conn.execute(sa.insert(blocked_gpu).values(row))
+
+
+def _with_interfaces(conn, devices):
+    (whose,) = conn.execute(sa.select(instance.c.tenant_id, instance.c.site_id)).mappings()
+    times = {"status": "Pending", "created": NOW, "updated": NOW}
+    conn.execute(sa.insert(logical_partition).values(id="logical", name="logical", **whose, **times))
+    row = {"instance_id": "instance", "logical_partition_id": "logical", "intent_at": NOW, **times}
+    rows = [{"id": f"interface-{device}", "device_instance": device, **row} for device in devices]
+    conn.execute(sa.insert(nvlink_interface), rows)

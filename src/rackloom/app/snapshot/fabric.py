@@ -159,7 +159,7 @@ def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:
         sa.select(*named, observation, latest.LISTS_GPUS)
         .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
         .order_by(endpoint.c.url)
-    )
+    ).all()
     return grouped(
         (row.domain or row.url, _EndpointReading(row.url, chassis[row.id], row))
         for row in rows
@@ -238,7 +238,7 @@ def _partition(
 
 def _logical_by_partition(conn: sa.Connection) -> Mapping[str, dict[str, str]]:
     """The logical partition of each of the site's partitions, by domain and name."""
-    rows = conn.execute(sa.select(owned_partition))
+    rows = conn.execute(sa.select(owned_partition)).all()
     names = grouped((row.domain, (row.name, row.logical_partition_id)) for row in rows)
     return {domain: dict(pairs) for domain, pairs in names.items()}
 

@@ -40,11 +40,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
     """All endpoints that are registered for a chassis, by URL."""
     serials: dict[str, list[str]] = {}
-    for row in conn.execute(sa.select(endpoint_chassis).order_by(endpoint_chassis.c.chassis_serial)):
+    for row in conn.execute(sa.select(endpoint_chassis).order_by(endpoint_chassis.c.chassis_serial)).all():
         serials.setdefault(row.endpoint_id, []).append(row.chassis_serial)
     return tuple(
         Endpoint(id=row.id, url=row.url, chassis_serials=tuple(serials[row.id]), domain=row.domain)
-        for row in conn.execute(sa.select(endpoint).order_by(endpoint.c.url))
+        for row in conn.execute(sa.select(endpoint).order_by(endpoint.c.url)).all()
         if row.id in serials
     )
 

@@ -183,7 +183,7 @@ def default_partition_policies(conn: sa.Connection) -> dict[str, DefaultPartitio
     """As `default_partition_policy`, for every domain that the site has machines in."""
     policies = sa.select(machine.c.domain, site.c.default_partition)
     policies = policies.join(site, site.c.id == machine.c.site_id)
-    rows = conn.execute(policies.where(machine.c.domain.is_not(None)).distinct())
+    rows = conn.execute(policies.where(machine.c.domain.is_not(None)).distinct()).all()
     return {domain: DefaultPartitionPolicy(policy) for domain, policy in rows}
 
 

@@ -313,15 +313,15 @@ def _records(snapshot: SiteSnapshot) -> Iterator[tuple[str, GpuKey, GpuRecord]]:
     comes before the machine's record, and other controllers that list its slots come after it: a controller
     must not take a tray off the site by answering first.
     """
-    homes: Mapping[SlotKey, list[str]] = grouped(
+    homes = {
         (key.place.value, machine.domain)
         for machine in snapshot.machines
         for key in machine.gpus
         if key.place is not None
-    )
+    }
     others: list[FabricGpuRecord] = []
     for gpu in snapshot.fabric_gpus:
-        if gpu.domain in homes.get(gpu.place, ()):
+        if (gpu.place, gpu.domain) in homes:
             yield _of_controller(gpu)
         else:
             others.append(gpu)

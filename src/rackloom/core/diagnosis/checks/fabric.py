@@ -216,8 +216,9 @@ _MANY_TRAYS = 3
 def check_gpus(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about the health of GPUs. A problem that most trays of a domain share is one finding."""
     listed = [(chain, gpu) for chain in index.chains if (gpu := chain.fabric) and index.is_fresh(gpu.domain)]
-    trays = grouped((gpu.domain, gpu.tray_index) for _, gpu in listed)
     found = grouped(((gpu.domain, gpu.problem), chain) for chain, gpu in listed if gpu.healthy is False)
+    sick_domains = {domain for domain, _ in found}
+    trays = grouped((gpu.domain, gpu.tray_index) for _, gpu in listed if gpu.domain in sick_domains)
     for (domain, problem), gpus in found.items():
         sick = {chain.fabric.tray_index for chain in gpus if chain.fabric is not None}
         # One cause for many trays is likelier than many causes: NVLink switches or power join them.

@@ -43,13 +43,20 @@ class _MovedAway(msgspec.Struct, frozen=True):
 
 def check_moved_trays(index: SnapshotIndex) -> Iterator[Finding]:
     """One finding for each machine with an instance whose GPUs are listed elsewhere, and not there."""
-    fresh = (gpu for gpu in index.snapshot.fabric_gpus if index.is_fresh(gpu.domain))
-    listed = grouped((gpu.guid, gpu) for gpu in fresh)
+    fresh = [gpu for gpu in index.snapshot.fabric_gpus if index.is_fresh(gpu.domain)]
     left = grouped((gpu.machine, gpu) for gpu in index.snapshot.moved_gpus)
+    # Nearly all GPUs are listed in their slot: the lookups below are for the machines of the others.
+    places = {gpu.guid: gpu.place for gpu in fresh}
+    suspects = [
+        machine
+        for machine in index.snapshot.machines
+        if machine.instance is not None
+        and index.is_fresh(machine.domain)
+        and (machine.id in left or not _is_in_place(machine, places))
+    ]
+    listed = grouped((gpu.guid, gpu) for gpu in (fresh if suspects else ()))
     machines = {(machine.chassis_serial, machine.slot): machine.id for machine in index.snapshot.machines}
-    for machine in index.snapshot.machines:
-        if machine.instance is None or not index.is_fresh(machine.domain):
-            continue
+    for machine in suspects:
         # The GPUs that the machine is recorded with, or was until they appeared in another machine's slot.
         recorded = {
             key.fabric_guid.value: (key.place.value.module_id, machine.missing_since)
@@ -65,6 +72,16 @@ def check_moved_trays(index: SnapshotIndex) -> Iterator[Finding]:
                 moved.append(_MovedAway(module_id, next(iter(slots.values())), since))
         if moved:
             yield _moved_tray(machine, moved, machines, index)
+
+
+def _is_in_place(machine: MachineRecord, places: Mapping[int, SlotKey]) -> bool:
+    """Whether each recorded GPU is listed in its slot of the machine."""
+    return all(
+        places.get(key.fabric_guid.value)
+        == SlotKey(machine.chassis_serial, machine.slot, key.place.value.module_id)
+        for key in machine.gpus
+        if key.fabric_guid is not None and key.place is not None
+    )
 
 
 def _moved_tray(

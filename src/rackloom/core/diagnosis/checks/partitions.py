@@ -62,7 +62,8 @@ def check_partitions(index: SnapshotIndex) -> Iterator[Finding]:
         if index.is_fresh(partition.domain) and not partition.uncertain:
             yield from _check_partition(partition, members[partition.domain, partition.id], index)
     for chain in index.chains:
-        yield from _several_partitions(chain, index)
+        if chain.fabric is not None and chain.fabric.also:
+            yield from _several_partitions(chain, index)
 
 
 def _check_partition(
