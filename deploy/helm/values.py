@@ -50,7 +50,7 @@ _PATTERNS = {
     "node.cdiRoot": "^/.*[^/]$",
 }
 _ORDER = ("create", "enabled", "mode", "replicas", "port", "resources", "options")
-"""What comes first; the rest follows as it stands here and in the manifests."""
+"""These come first. The rest follows in the order of this file and the manifests."""
 _OPEN = ("resources", "affinity", "nodeSelector", "podAnnotations")
 """Objects of Kubernetes, which the API server checks."""
 _TYPES = {str: "string", int: "integer", bool: "boolean"}
@@ -78,7 +78,7 @@ def fixed() -> Values:
 
 
 def at(values: Values, path: str) -> Values:
-    """What stands at a path with dots."""
+    """The value at a path with dots."""
     for part in path.split("."):
         values = values[part]
     return values

@@ -79,7 +79,7 @@ def documents(folder: Path) -> Iterator[tuple[str, Object]]:
     for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
         if name.endswith(".yaml"):
             for obj in yaml.safe_load_all((folder / name).read_text()):
-                # What YAML would write as an alias is written out.
+                # Values that YAML would write as aliases are written out.
                 yield name, json.loads(json.dumps(obj))
 
 
@@ -251,7 +251,7 @@ class ChartWriter:
                 probe["httpGet"]["port"] = token
 
     def _environment(self, container: Object, program: str) -> None:
-        """What is said to several programs, and the options of this one."""
+        """The settings of several programs, and the options of this one."""
         for variable in container["env"]:
             if variable["name"] == "IMAGE_NAME":
                 variable["value"] = self.tokens.inline('include "rackloom.image" . | quote')

@@ -56,7 +56,7 @@ from deploy.image import debian
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"site": "rackloom", "transfer": "rackloom-transfer"}
-"""What the image of a target is called."""
+"""The image name of each target."""
 USER = 10001
 CONFIG = {
     # A number and no name: Kubernetes checks runAsNonRoot against the number.
@@ -79,7 +79,7 @@ from rackloom.cli.main import main
 sys.exit(main())
 """
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""What uname and wheels call the architectures."""
+"""The architectures by their names in uname and in wheels."""
 _CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 _KEPT = 4
 """Layers of one name and architecture that stay in the cache: other checkouts of this project share it."""
@@ -195,7 +195,7 @@ def _debian(packages: list[debian.Package]) -> Tree:
 
 
 def _wheels(arch: str, pins: Path) -> Tree:
-    """What the wheels of a requirements file install."""
+    """The files that the wheels of a requirements file install."""
     machine = next(machine for machine, name in _MACHINES.items() if name == arch)
     need = debian.needs()
     with tempfile.TemporaryDirectory() as scratch:

@@ -61,7 +61,7 @@ class Package:
 
 
 def needs() -> Needs:
-    """What the image needs."""
+    """The needs of the image."""
     read = tomllib.loads((HERE / "packages.toml").read_text())
     lists = {key: tuple(value) for key, value in read.items() if isinstance(value, list)}
     return Needs(**(read | lists))
@@ -83,7 +83,7 @@ def relock() -> None:
 
 
 def resolved(want: Needs, arch: str) -> list[Package]:
-    """What the packages of an architecture are today, with all that they depend on, by name.
+    """The packages of an architecture today, with all that they depend on, by name.
 
     Raises:
         BuildError: apt cannot say.
@@ -116,7 +116,7 @@ def fetch(packages: Sequence[Package], folder: Path) -> dict[Package, Path]:
         raise BuildError(
             f"{complaints}no archive of this machine's apt gave {names}.\n"
             "  fix: `make image-lock` locks the versions that they have now",
-            # What is not there will not be there in a minute.
+            # A missing package will still be missing in a minute.
             again=not is_absent(complaints),
         )
     return files
@@ -128,7 +128,7 @@ def is_absent(complaints: str) -> bool:
 
 
 def unpack(files: dict[Package, Path]) -> Tree:
-    """What the packages hold, in a root with merged /usr."""
+    """The files of the packages, in a root with merged /usr."""
     tree: Tree = {}
     for package, file in files.items():
         with (

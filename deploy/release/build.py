@@ -27,7 +27,7 @@ from deploy.image import debian
 ROOT = Path(__file__).parents[2]
 SUMS = "SHA256SUMS"
 SIGNATURE_NAMESPACE = "rackloom-release"
-"""What a signature is for: one made for another purpose is refused."""
+"""The purpose of a signature. One made for another purpose is refused."""
 LOCAL_BUILDER = "urn:rackloom:a-machine-of-the-releaser"
 TARGETS = ("site", "transfer")
 _MANIFESTS = (".yaml", ".toml", ".md", ".json", ".service")
@@ -38,7 +38,7 @@ class ReleaseError(Exception):
 
 
 def git(*words: str, tree: Path = ROOT) -> str:
-    """What git prints. Raises `ReleaseError` where it fails."""
+    """The output of git. Raises `ReleaseError` if it fails."""
     done = subprocess.run(["git", "-C", str(tree), *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ReleaseError(f"git {' '.join(words)}: {done.stderr.strip()}")
@@ -66,7 +66,7 @@ def export(commit: str, folder: Path, tree: Path = ROOT) -> None:
 
 
 def check_version(source: Path, version: str, ref: str) -> None:
-    """Whatever names the version names this one; of a tag, CHANGELOG.md too.
+    """Check that each file with the version names this one, and for a tag CHANGELOG.md, too.
 
     Raises:
         ReleaseError: something names another.

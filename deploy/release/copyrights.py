@@ -1,4 +1,4 @@
-"""What the copyright files of the image's Debian packages name: `python -m deploy.release.copyrights`.
+"""The licences in the copyright files of the image's Debian packages: `python -m deploy.release.copyrights`.
 
 It reads /usr/share/doc/*/copyright of each package of deploy/image/packages.lock, as the image has it, and
 writes copyrights.lock: the digest of the file, and the licences that it names. A file in Debian's
@@ -61,7 +61,7 @@ _SPOKEN: Mapping[str, tuple[str, ...]] = {
     "bzip2-1.0.6": ("BSD-variant",),
     "libselinux-1.0": ("public-domain",),
 }
-"""What a copyright file calls the licence that SPDX calls so."""
+"""SPDX licences by their names in copyright files."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Copyright:
 
 
 def locked() -> dict[str, Copyright]:
-    """What was found, by package."""
+    """The licences that were found, by package."""
     found = {}
     for line in LOCK.read_text().splitlines():
         if line[0] != "#":
@@ -89,7 +89,7 @@ def locked() -> dict[str, Copyright]:
 
 
 def read(arch: str) -> list[Copyright]:
-    """What the packages of an architecture say, by name. Raises `BuildError` where one cannot be had."""
+    """The copyrights of the packages of an architecture, by name. Raises `BuildError` if one is missing."""
     packages = debian.locked(arch)
     tree = debian.unpack(debian.fetch(packages, build.cache_folder() / "packages"))
     found = []

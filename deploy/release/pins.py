@@ -1,4 +1,4 @@
-"""What a release is made of beside the source tree: pinned wheels, Debian packages, files of others in it.
+"""The parts of a release beside the source tree: pinned wheels, Debian packages, files of others in it.
 
 Each is named with version, digests and licence, for the bill of materials (`sbom`) and the page of licences
 (`licences`). Licences of wheels come from the metadata of what is installed here; `licences.toml` has what
@@ -41,7 +41,7 @@ class Part:
     digests: tuple[str, ...]
     """SHA-256 of the files that it may come as: a wheel per platform, a package per architecture."""
     where: tuple[str, ...]
-    """What has it: the wheel itself, the image `rackloom`, the image `rackloom-transfer`."""
+    """Artefacts that have it: the wheel itself, the image `rackloom`, the image `rackloom-transfer`."""
 
 
 def parts() -> list[Part]:

@@ -113,7 +113,7 @@ def _rewritten(text: str, page: str, pages: list[str], folder: Path) -> Iterator
 
 
 def _link(match: re.Match[str], page: str, pages: list[str], folder: Path) -> str:
-    """What a link becomes: one to a folder without a page loses its target."""
+    """The link in the site. One to a folder without a page loses its target."""
     label, path = match["label"], match["path"]
     if (ROOT / _resolved(ROOT / page, path)).is_dir():
         path = f"{path.rstrip('/')}/README.md"

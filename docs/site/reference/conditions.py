@@ -180,7 +180,7 @@ def _targets(node: ast.Assign) -> set[str]:
 
 
 def lease_reasons() -> list[tuple[str, str]]:
-    """What is said of the lease of an address, from the function that says it."""
+    """The reasons for the lease of an address, from the function that makes them."""
     tree = ast.parse((SOURCE / "claim" / "node" / "nic" / "status.py").read_text())
     found = []
     for node in ast.walk(tree):

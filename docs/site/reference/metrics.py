@@ -123,7 +123,7 @@ def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _texts(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, ast.expr]:
-    """What the names of a function stand for: help texts and labels are sometimes given a name first."""
+    """The values of the names in a function: help texts and labels sometimes get a name first."""
     found: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):

@@ -1,7 +1,7 @@
 """The runbooks, a page for each check: its texts (core/diagnosis/runbooks.toml), and its possible results.
 
-Messages and commands are read from the calls that make the findings, in the checks. What is put into them is
-written in capitals. A text that another function makes is looked for there.
+Messages and commands are read from the calls that make the findings, in the checks. Values that are put into
+them are written in capitals. A text that another function makes is looked for there.
 """
 
 import ast
@@ -17,7 +17,7 @@ from rackloom.core.diagnosis.repair_steps import is_known, repair_steps
 from rackloom.core.diagnosis.runbooks import Runbook, runbooks
 
 _MAKERS = {"fails": (2, 3), "unknown": (2, 3)}
-"""What makes a finding, with the positions of its message and its fix."""
+"""Functions that make a finding, with the positions of its message and its fix."""
 _DEEPEST = 4
 """How many functions deep a text is looked for."""
 
@@ -83,7 +83,7 @@ def _page(book: Runbook) -> str:
 
 
 def messages(check: Check) -> tuple[str, ...]:
-    """What findings of a check say, with words in capitals in place of names."""
+    """The messages of a check's findings, with words in capitals in place of names."""
     return tuple(text for text in _texts_of(check, 0) if re.search("[a-z]{2}", text))
 
 

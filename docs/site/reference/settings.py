@@ -94,7 +94,7 @@ def _duration(value: timedelta) -> str:
 
 
 def kind(annotation: Any) -> str:
-    """What may be written, in words."""
+    """The kind of value that may be written, in words."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return kind(get_args(annotation)[0])
