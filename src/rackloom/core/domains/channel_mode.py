@@ -1,13 +1,13 @@
 """Channel mode: cliques that offer single IMEX channels instead of whole IMEX domains.
 
 A node holds one IMEX session, so all nodes of a clique must be in the same mode. In channel mode one
-IMEX domain per clique is kept warm, as a ComputeDomain of the controller's own in the daemons'
+IMEX domain per clique is kept warm, as a ComputeDomain that the controller makes in the daemons'
 namespace. A node whose daemon is ready carries a label, and one ResourceSlice offers the clique's
-channels on the nodes with that label. Channel 0 is not among them: it is what a claim in domain mode
-injects.
+channels on the nodes with that label. Channel 0 is not among them: claims in domain mode inject it.
 
 A clique leaves channel mode in this order: nodes stop offering, the slice is deleted once no claim
-holds a channel, and the warm domain last. A clique whose nodes disagree is left as it is, and reported.
+holds a channel, and the warm domain last. If the nodes of a clique disagree, nothing of it changes, and
+this is reported.
 """
 
 import uuid
@@ -89,7 +89,7 @@ def channel_slice_manifest(clique_id: str) -> Object:
     }
 
 
-# What a clique needs, from what is there.
+# The needs of a clique, from its objects.
 
 
 class CliqueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class CliqueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     clique_id: str
     isolations: frozenset[ImexIsolation]
-    """The isolation modes of its nodes: one if all is well; empty when it has no node."""
+    """The isolation modes of its nodes: one if all is well, none if it has no node."""
     nodes: tuple[OwnedObject, ...]
     warm: ComputeDomain | None
     warm_object: OwnedObject | None

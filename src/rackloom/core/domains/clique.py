@@ -5,7 +5,7 @@ functions from one value to the next:
 
 - `join_clique` adds or refreshes the daemon of a node. It keeps the index that the node has, else takes
   the smallest free one of [0, max_nodes), and raises Refused when none is free.
-- `leave_clique` removes the daemon and its pod on an orderly end; the index becomes free.
+- `leave_clique` removes the daemon and its pod on an orderly end. The index becomes free.
 - `with_daemon_status` records readiness, but only for the address at which it was observed.
 - `without_stale_daemons` removes entries that no living daemon pod of this ComputeDomain backs.
 
@@ -51,7 +51,7 @@ def is_ip_address(text: str) -> bool:
 def join_clique(
     clique: ComputeDomainClique, *, node: str, ip_address: str, pod: ObjectRef, max_nodes: int
 ) -> ComputeDomainClique:
-    """Add or refresh a node's daemon, at its index or the smallest free one; a new one is not ready.
+    """Add or refresh a node's daemon, at its index or the smallest free one. A new one is not ready.
 
     Raises Refused when all of [0, max_nodes) is taken.
     """
@@ -80,12 +80,12 @@ def join_clique(
 
 
 def _readiness_at(present: DaemonInfo | None, ip_address: str) -> Readiness:
-    """Readiness was observed at one address; at another address it is another daemon."""
+    """Readiness was observed at one address. At another address it is another daemon."""
     return present.status if present and present.ip_address == ip_address else Readiness.NOT_READY
 
 
 def leave_clique(clique: ComputeDomainClique, *, node: str, pod: ObjectRef) -> ComputeDomainClique:
-    """Take a node's daemon and its pod out, on an orderly end; the index is free for another node."""
+    """Take a node's daemon and its pod out on an orderly end. The index is free for another node."""
     return msgspec.structs.replace(
         clique,
         daemons=tuple(daemon for daemon in clique.daemons if daemon.node_name != node),
@@ -96,7 +96,7 @@ def leave_clique(clique: ComputeDomainClique, *, node: str, pod: ObjectRef) -> C
 def with_daemon_status(
     clique: ComputeDomainClique, *, node: str, ip_address: str, status: Readiness
 ) -> ComputeDomainClique:
-    """Record whether a node's daemon is ready; nothing where the node has no daemon at this address."""
+    """Record whether a node's daemon is ready, if the node has a daemon at this address."""
     return msgspec.structs.replace(
         clique,
         daemons=tuple(

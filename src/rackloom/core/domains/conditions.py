@@ -1,13 +1,13 @@
-"""The conditions of a ComputeDomain: what is true, why, what would change it, and its events.
+"""The conditions of a ComputeDomain, each with its reason and remedy, and its events.
 
 Ready is never vacuously true: it needs nodes, and each of them observed ready. (NVIDIA's driver calls a
-ComputeDomain with numNodes 0 Ready before it has any node.) Degraded lists the problems, each with what
-to change; they heal when it is changed. Meshed says whether every daemon reaches all its peers.
-SpansCliques says whether the nodes are in several cliques, between which no memory is shared over
-NVLink; daemons and node labels may each be behind when a fabric is partitioned anew, so it is enough
-that one source shows several.
+ComputeDomain with numNodes 0 Ready before it has any node.) Degraded lists the problems, each
+with its remedy, and they heal after it. Meshed shows whether every daemon reaches all its peers.
+SpansCliques shows whether the nodes are in several cliques, between which no memory is shared over NVLink.
+Daemons and node labels may each be behind after a new partitioning of a fabric, so it is enough if one
+source shows several.
 
-QuotaReserved is there where a ComputeDomain is counted by Kueue, and says what it waits for.
+A ComputeDomain that Kueue counts has QuotaReserved, which names the quota that it waits for.
 
 In channel mode the nodes are those of the clique's warm IMEX domain, and which of them a job runs on is
 not visible here: with some nodes ready, Ready is Unknown instead of False.
@@ -48,7 +48,7 @@ from rackloom.core.domains.snapshot import DomainSnapshot
 
 
 MOST_NAMES = 8
-"""Names listed in a message; the rest are counted."""
+"""Names listed in a message. The rest are counted."""
 MOST_ERRORS = 4
 """Different errors of nvidia-imex in one status."""
 
@@ -126,7 +126,7 @@ def _of_cliques(snapshot: DomainSnapshot) -> list[DomainProblem]:
 
 
 def _of_daemons(snapshot: DomainSnapshot) -> list[DomainProblem]:
-    """Nodes on which nvidia-imex does not run, by its error; in channel mode the nodes of the clique."""
+    """Nodes on which nvidia-imex does not run, by its error. In channel mode the nodes of the clique."""
     errors: defaultdict[str, set[str]] = defaultdict(set)
     for pod in (*snapshot.pods, *(() if snapshot.warm is None else snapshot.warm.pods)):
         if pod.alive and pod.imex_error:
@@ -165,7 +165,7 @@ KEPT_WITHOUT_QUOTA, EVICTED = "KeptWithoutQuota", "Evicted"
 
 
 class ConditionInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the conditions are computed from."""
+    """The values that the conditions are computed from."""
 
     domain: ComputeDomain
     snapshot: DomainSnapshot
@@ -176,7 +176,7 @@ class ConditionInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def domain_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded; QuotaReserved, Meshed and SpansCliques where they mean something."""
+    """Ready, Progressing and Degraded, and QuotaReserved, Meshed and SpansCliques if they apply."""
     ready = _ready(inputs)
     others = (
         _progressing(inputs, ready),
@@ -193,7 +193,7 @@ def domain_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
 
 
 def has_nothing_by_quota(domain: ComputeDomain, snapshot: DomainSnapshot) -> bool:
-    """Whether it waits for quota and has nothing, or loses what it has: no claim of it may be prepared.
+    """Whether it waits for quota and has nothing, or loses its objects: no claim of it may be prepared.
 
     It follows from the status, which tenants cannot write, and not from objects, which they may make under
     its label. While it waits nothing is made, so who has nothing goes on having nothing.
@@ -279,7 +279,7 @@ def _degraded(inputs: ConditionInputs) -> Condition:
 
 
 def _quota_reserved(inputs: ConditionInputs) -> tuple[Condition, ...]:
-    """Whether it has quota of Kueue, where it is counted."""
+    """Whether it has quota of Kueue, if Kueue counts it."""
     quota, type_ = inputs.snapshot.quota, names.QUOTA_RESERVED
     queue = f" in queue {quota.queue}" if quota.queue else ""
     if quota.state is QuotaState.UNCOUNTED:
@@ -299,7 +299,7 @@ def _quota_reserved(inputs: ConditionInputs) -> tuple[Condition, ...]:
 
 
 def _meshed(inputs: ConditionInputs) -> tuple[Condition, ...]:
-    """Whether every daemon reaches all its peers. Readiness only covers each daemon by itself."""
+    """Whether every daemon reaches all its peers. Readiness covers each daemon alone."""
     members = {node.name for node in inputs.nodes}
     pods = (pod for pod in inputs.snapshot.pods if pod.node in members)
     meshes = {pod.node: pod.mesh for pod in pods if pod.alive and pod.clique_id}

@@ -87,7 +87,7 @@ def _printer_columns() -> list[JsonSchema]:
 
 
 def printer_column(name: str, path: str, *, type_: str = "string", priority: int = 0) -> JsonSchema:
-    """A column of `kubectl get`; one with a priority needs `-o wide`."""
+    """A column of `kubectl get`. One with a priority needs `-o wide`."""
     column: JsonSchema = {"name": name, "type": type_, "jsonPath": path}
     return column | ({"priority": priority} if priority else {})
 
@@ -98,7 +98,7 @@ def _spec() -> JsonSchema:
     channel = object_schema(
         {"resourceClaimTemplate": template, "allocationMode": mode}, required=["resourceClaimTemplate"]
     )
-    # Deprecated: the status is not Ready until so many nodes have joined, and nothing else depends on it.
+    # Deprecated: the status is not Ready until this number of nodes has joined. Nothing else depends on it.
     nodes = {"type": "integer", "default": 0, "minimum": 0}
     spec = object_schema({"numNodes": nodes, "channel": channel}, required=["channel"])
     rule = {"rule": "self == oldSelf", "message": "A computeDomain.spec is immutable"}

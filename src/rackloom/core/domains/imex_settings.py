@@ -2,10 +2,10 @@
 
 `read_imex_settings` reads NAME=VALUE pairs and checks each against the options that nvidia-imex has: three
 may be chosen, and Rackloom writes the others itself, because its own probes, policies and certificates
-depend on them. The controller and each daemon read the same text with it, so what a controller refuses at
-its start no daemon accepts either. All problems are reported at once, each with its way out.
+depend on them. The controller and each daemon read the same text with it, so a daemon refuses the text that
+a controller refuses at its start. All problems are reported at once, each with its remedy.
 
-Values are words or numbers from fixed sets, so none can hold a line break and add an option of its own.
+Values are words or numbers from fixed sets, so none can hold a line break and add another option.
 
 Source: the options and values that NVIDIA's IMEX service guide lists.
 """
@@ -23,14 +23,14 @@ IMEX_SETTING_DEFAULTS: ImexSettings = {
     "LOG_LEVEL": "4",
     # After an unsafe stop, wait for the nodes that had imported memory, so that no stale reference stays.
     "IMEX_WAIT_FOR_QUORUM": "RECOVERY",
-    # Keep what a peer has imported for as long as it is away.
+    # Keep the imports of a peer for as long as it is away.
     "IMEX_NODE_DISCONNECTED_GRACE_TIME": "-1",
 }
-"""What Rackloom writes for the settings that an operator may choose."""
+"""The values that Rackloom writes for settings that an operator may choose."""
 _ALLOWED: Mapping[str, range | tuple[str, ...]] = {
     "LOG_LEVEL": range(5),
     "IMEX_WAIT_FOR_QUORUM": ("RECOVERY", "NONE"),
-    # Seconds; NVIDIA names no largest value, so it is that of a signed 32-bit number.
+    # Seconds. NVIDIA names no largest value, so it is that of a signed 32-bit number.
     "IMEX_NODE_DISCONNECTED_GRACE_TIME": range(-1, 2**31),
 }
 
@@ -84,12 +84,12 @@ _RACKLOOMS: Mapping[str, str] = {
     "LOG_USE_SYSLOG": _LOG,
     "STATS_FILE_NAME": _LOG,
 }
-"""Why Rackloom writes an option itself, and how to have what it is for."""
+"""The reason why Rackloom writes an option itself, and the way to get its effect."""
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,9})", re.ASCII)
 
 
 def read_imex_settings(text: str) -> ImexSettings:
-    """The settings of NAME=VALUE pairs with commas between; none for an empty text. Raises `Refused`.
+    """The settings of NAME=VALUE pairs with commas between, none for an empty text. Raises `Refused`.
 
     Spaces around names and values do not count.
     """

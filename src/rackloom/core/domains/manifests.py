@@ -25,8 +25,8 @@ _SCRATCH = {"run": "/run", "tmp": "/tmp"}  # noqa: S108 (of the container)
 """Directories where NVIDIA's programs may write, in memory."""
 _CHECK = {"httpGet": {"path": "/", "port": names.IMEX_PROBE_PORT}}
 # nvidia-imex resolves the names of all indexes of the domain, and unassigned ones are in no hosts file. It
-# would ask the cluster's DNS for each with every search domain, and a server that does not answer could delay
-# the daemon for minutes. It needs no other names, so nothing answers at this address.
+# would query the cluster's DNS for each with every search domain, and a server that does not answer could
+# delay the daemon for minutes. It needs no other names, so nothing answers at this address.
 _DNS = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
 _TOLERATIONS = [
     {"operator": "Exists", "effect": effect} for effect in ("NoSchedule", "NoExecute", "PreferNoSchedule")
@@ -110,7 +110,7 @@ def network_policy(domain: ComputeDomain, namespace: str) -> Object:
 
 
 def warm_clique(domain: ComputeDomain, settings: ControllerSettings) -> str | None:
-    """The clique that a ComputeDomain of the controller keeps warm; None for those of users."""
+    """The clique that a ComputeDomain of the controller keeps warm, or None for those of users."""
     ours = domain.namespace in settings.namespaces
     return domain.labels.get(names.WARM_CLIQUE_LABEL) if ours else None
 

@@ -8,15 +8,15 @@ A lost node can do none of that. It is abandoned when it is gone, or has not bee
 seconds, and no pod holds a channel on it. Then, in this order:
 
 1. it no longer counts, and the controller removes its label, in a write that fails if the node has
-   changed: the node may have come back and be preparing another channel;
-2. the DaemonSet controller deletes its pod, and no kubelet confirms it;
+   changed: the node may have come back and be preparing another channel,
+2. the DaemonSet controller deletes its pod, and no kubelet confirms it,
 3. the entry of a pod that is being deleted on such a node is removed from the clique object. The peers
    follow that object and stop waiting. A daemon that still runs, cut off or with a dead kubelet, sees
    that its pod is being deleted and does not enter again.
 
-When the node is back, its kubelet ends what still runs there. Until then the plugin's checkpoint holds
-the channel, so no other ComputeDomain gets it. Before anything is removed, the controller reads the
-objects anew: a member that is removed by mistake would come back at another index.
+When the node is back, its kubelet ends the containers that still run there. Until then the plugin's
+checkpoint holds the channel, so no other ComputeDomain gets it. Before it removes anything, the controller reads
+the objects again: a member that is removed by mistake would come back at another index.
 """
 
 from rackloom.core.cluster.domain_objects import (
@@ -42,7 +42,7 @@ def joined_nodes(snapshot: DomainSnapshot) -> frozenset[str]:
 def abandoned_nodes(snapshot: DomainSnapshot) -> frozenset[str]:
     """Nodes that are lost, and on which no pod holds a channel.
 
-    None in channel mode, where the controller cannot see on which nodes a job runs.
+    None in channel mode, in which the controller cannot see on which nodes a job runs.
     """
     now, after = epoch_seconds(snapshot.now) or 0.0, snapshot.settings.lost_after
     lost = (name for name, since in snapshot.unready.items() if now - since >= after)
@@ -51,7 +51,7 @@ def abandoned_nodes(snapshot: DomainSnapshot) -> frozenset[str]:
 
 
 def seconds_to_next_loss(snapshot: DomainSnapshot) -> float | None:
-    """Seconds until another node is lost, if nothing changes; None where all that are not ready are lost."""
+    """Seconds until another node is lost if nothing changes. None if all that are not ready are lost."""
     now, after = epoch_seconds(snapshot.now) or 0.0, snapshot.settings.lost_after
     ahead = [since + after - now for since in snapshot.unready.values() if since + after > now]
     return min(ahead, default=None)

@@ -45,7 +45,7 @@ class InterfaceType(StrEnum):
 
 
 class Addressing(StrEnum):
-    """Where the interface's addresses come from."""
+    """The origin of the interface's addresses."""
 
     STATIC = "Static"
     DHCP = "DHCP"
@@ -54,7 +54,7 @@ class Addressing(StrEnum):
 
 
 class VrfConfig(ConfigValue, frozen=True, kw_only=True):
-    """A virtual routing domain for the interface; without `table` one is derived from the name."""
+    """A virtual routing domain for the interface. Without `table`, one is derived from the name."""
 
     name: str
     table: int | None = None
@@ -68,7 +68,7 @@ class VrfConfig(ConfigValue, frozen=True, kw_only=True):
 
 
 class InterfaceConfig(ConfigValue, frozen=True, kw_only=True):
-    """The link itself. Sizes are bytes; `addresses` are CIDRs; None leaves a setting as it is on the host."""
+    """The link. Sizes are bytes, `addresses` are CIDRs. None leaves a setting as it is on the host."""
 
     name: str | None = None
     type: InterfaceType = InterfaceType.PASSTHROUGH
@@ -101,7 +101,7 @@ class InterfaceConfig(ConfigValue, frozen=True, kw_only=True):
 
     @property
     def ipv6(self) -> Mapping[str, int]:
-        """What it sets below /proc/sys/net/ipv6/conf, by the kernel's names."""
+        """Its values below /proc/sys/net/ipv6/conf, by the kernel's names."""
         settings = {
             "accept_ra": self.accept_ra,
             "dad_transmits": self.dad_transmits,
@@ -114,7 +114,7 @@ class InterfaceConfig(ConfigValue, frozen=True, kw_only=True):
 
 
 class RouteConfig(ConfigValue, frozen=True, kw_only=True):
-    """One route through the interface; table 0 is the main table."""
+    """One route through the interface. Table 0 is the main table."""
 
     destination: str
     gateway: str | None = None
@@ -124,7 +124,7 @@ class RouteConfig(ConfigValue, frozen=True, kw_only=True):
 
 
 class RuleConfig(ConfigValue, frozen=True, kw_only=True):
-    """One policy routing rule; table 0 is the main table."""
+    """One policy routing rule. Table 0 is the main table."""
 
     table: int = 0
     priority: int = 0
@@ -147,7 +147,7 @@ class EthtoolConfig(ConfigValue, frozen=True, kw_only=True):
 
 
 class NetworkConfig(ConfigValue, frozen=True, kw_only=True):
-    """All that one claim asks of one network device."""
+    """The settings that one claim wants for one network device."""
 
     profile: str | None = None
     interface: InterfaceConfig = InterfaceConfig()
@@ -158,7 +158,7 @@ class NetworkConfig(ConfigValue, frozen=True, kw_only=True):
 
     @property
     def asks_for_a_netdev(self) -> bool:
-        """Whether it sets anything that only a network interface has; an RDMA-only device has none."""
+        """Whether it has a setting of a network interface, which an RDMA-only device lacks."""
         return self != NetworkConfig(profile=self.profile)
 
 
@@ -190,7 +190,7 @@ _MAC = re.compile(r"[0-9a-fA-F]{2}([:-][0-9a-fA-F]{2}){5}|[0-9a-fA-F]{2}([:-][0-
 
 
 def decode_network_config(parameters: Mapping[str, Any]) -> NetworkConfig:
-    """Read and check what a claim says for driver `dra.net`. Raises Refused with every problem found."""
+    """Read and check a claim's config for driver `dra.net`. Raises Refused with every problem."""
     config = decode_strictly(parameters, NetworkConfig, NETWORK_CONFIG_KIND)
     refuse_problems(NETWORK_CONFIG_KIND, network_config_problems(config))
     return config
@@ -266,7 +266,7 @@ def _rule_problems(field: str, rule: RuleConfig) -> Iterator[str]:
     yield from _table_problems(f"{field}.table", rule.table or MAIN_TABLE, may_be_main=True)
 
 
-# Rules for single values; a field that is left out (None) has no problem.
+# Rules for single values. A field that is left out (None) has no problem.
 
 
 def _table_problems(field: str, table: int | None, *, may_be_main: bool) -> Iterator[str]:
@@ -320,7 +320,7 @@ def _address_family(text: str) -> int | None:
 
 
 SMALLEST_IPV6_MTU = 1280
-"""RFC 8200; the kernel has no IPv6 settings for a smaller interface."""
+"""RFC 8200. The kernel has no IPv6 settings for a smaller interface."""
 _MAX_INT32 = 2**31 - 1
 _IPV6_RANGES = {
     "acceptRA": ("accept_ra", range(3)),
@@ -333,7 +333,7 @@ _IPV6_RANGES = {
 
 
 def ipv6_problems(config: InterfaceConfig) -> Iterator[str]:
-    """What is wrong with the IPv6 settings."""
+    """The problems of the IPv6 settings."""
     for field, (name, allowed) in _IPV6_RANGES.items():
         value = config.ipv6.get(name)
         if value is not None and value not in allowed:
@@ -346,7 +346,7 @@ def ipv6_problems(config: InterfaceConfig) -> Iterator[str]:
 
 
 def addressing_problems(config: InterfaceConfig) -> Iterator[str]:
-    """What is wrong with where the addresses come from."""
+    """The problems of the origin of the addresses."""
     addressing = config.addressing
     if config.asks_dhcp and config.addresses:
         yield "interface.dhcp and interface.addresses exclude each other"

@@ -4,8 +4,8 @@
 index, so the work for one ComputeDomain does not grow with the number of others. The caches of the
 controller, the inventory of the uninstaller and the tests all provide the same lookup (`ClusterIndex`).
 
-A label alone does not make an object ours, since anybody may write one: it must also be in a namespace
-where we put such objects. `ConfirmedCluster` overlays fresh reads of pods, claims and nodes, before
+A label alone does not make an object ours, since any user may write one: it must also be in a namespace
+in which we create such objects. `ConfirmedCluster` overlays fresh reads of pods, claims and nodes, before
 anything is removed.
 """
 
@@ -77,7 +77,7 @@ class ClusterIndex(Protocol):
 class ConfirmedCluster:
     """A `ClusterIndex` with fresh reads of some objects laid over cached ones.
 
-    `lists` holds all objects of its kinds that concern the ComputeDomain; `nodes` is by name, with None for a
+    `lists` holds all objects of its kinds that concern the ComputeDomain. `nodes` is by name, with None for a
     node that is gone.
     """
 
@@ -105,7 +105,7 @@ class ConfirmedCluster:
 
 
 def _index_clique(obj: Object) -> tuple[str, ...]:
-    # While a node lacks the clique label for a moment, the controller's own label tells its clique.
+    # While a node lacks the clique label for a moment, the controller's own label names its clique.
     labels = labels_of(obj)
     clique_id = labels.get(names.GPU_CLIQUE_LABEL) or labels.get(names.WARM_CLIQUE_LABEL)
     return () if clique_id is None else (clique_id,)
@@ -154,7 +154,7 @@ INDEXES: Mapping[ResourceKind, Mapping[str, Indexer]] = {
 def take_domain_snapshot(
     cluster: ClusterIndex, uid: str, settings: ControllerSettings, now: str, failures: tuple[str, ...] = ()
 ) -> DomainSnapshot:
-    """Everything about the ComputeDomain of a UID, or about what is left of it. `now` is RFC 3339."""
+    """Everything about the ComputeDomain of a UID, or about its remains. `now` is RFC 3339."""
     obj = next(iter(cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)), None)
     domain, invalid = (None, "") if obj is None else read_any_compute_domain(obj)
     kept_warm = None if domain is None else warm_clique(domain, settings)

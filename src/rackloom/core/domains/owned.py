@@ -1,18 +1,19 @@
 """The objects that a ComputeDomain must have, and the order in which they are created and taken apart.
 
-Each required object is compared with what is found under its name. The name is free, ours, taken by
-another owner, or there are several objects of ours. Only a free name is filled; in the other cases a
+Each required object is compared with the object under its name. The name is free, ours, taken by
+another owner, or we have several objects of it. Only a free name is filled. In the other cases a
 person must decide: the problem is reported and nothing is deleted.
 
-What waits for quota (`quota`) gets none of the objects that it lacks. What is evicted is withdrawn: its
-objects go and it stays. The claim template goes first and alone: without it no more pods get a channel, and
-whether one has got one meanwhile is looked at again before the daemons go.
+A ComputeDomain that waits for quota (`quota`) gets none of the objects that it lacks. An evicted one is
+withdrawn: its objects go and it stays. The claim template goes first and alone. Without it no more pods get
+a channel, and before the daemons go, the pods are read again for one that got a channel in between.
 
 Teardown deletes the workload template and the shared claim, then the daemons' objects, then removes
 node labels. When all of them are being deleted, finalizers are removed in the same order. Each step is
-decided from what is there, so it does not matter where the previous controller died; each waits only
-for objects that are already being deleted, so the last step is always reached. The DaemonSet goes last
-of the daemons' objects: nothing else leads to the certificate Secrets of a ComputeDomain that is gone.
+decided from the existing objects, so the step at which the previous controller died does not matter. Each
+waits only for objects that are already being deleted, so the last step is always reached. The DaemonSet
+goes last of the daemons' objects: nothing else leads to the certificate Secrets of a ComputeDomain that is
+gone.
 Deletion is held back while pods hold a channel, unless an annotation allows it.
 """
 
@@ -63,7 +64,7 @@ class RequiredObject(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Object
     ours: tuple[OwnedObject, ...]
     taken_by: OwnedObject | None
-    """The object that has its name; it matters where none is ours."""
+    """The object that has its name. It matters if none is ours."""
 
     @property
     def title(self) -> str:
@@ -71,7 +72,7 @@ class RequiredObject(msgspec.Struct, frozen=True, kw_only=True):
         return title_of(self.kind, self.wanted)
 
     def writes(self) -> tuple[ObjectWrite, ...]:
-        """Create it if it is missing; release one that somebody deleted, so that it can be created again."""
+        """Create it if it is missing. Release one that a user deleted, so that it can be created again."""
         if self.ours:
             return tuple(
                 release_finalizer(our)
@@ -108,10 +109,10 @@ def required_objects(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[R
 
 
 def asks_for_channels_of_others(domain: ComputeDomain, settings: ControllerSettings) -> bool:
-    """Whether it asks for all channels of a clique that it shares with other jobs.
+    """Whether it wants all channels of a clique that it shares with other jobs.
 
-    It gets no claim template. So its pods wait where the status says why; with one they would be bound to
-    nodes and fail there. A template could not be corrected either, once the ComputeDomain is labelled for
+    It gets no claim template. So its pods wait, and the status has the reason. With one they would be bound
+    to nodes and fail there. A template could not be corrected either, once the ComputeDomain is labelled for
     domain mode.
     """
     return uses_warm_clique(domain, settings) and domain.allocation_mode is AllocationMode.ALL
@@ -137,9 +138,9 @@ def _required_object(kind: ResourceKind, wanted: Object, snapshot: DomainSnapsho
 
 
 def teardown_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
-    """The next writes; none while it remains to wait for deletions.
+    """The next writes, none while it remains to wait for deletions.
 
-    Each step depends on what exists, and never on what was done before. So a controller that starts in the
+    Each step depends on the existing objects, and never on earlier steps. So a controller that starts in the
     middle continues, and each stage waits only for objects whose deletion has begun.
     """
     workload = _deletable(snapshot, snapshot.workload_templates + snapshot.shared_claims)
@@ -172,7 +173,7 @@ def may_have_certificates(snapshot: DomainSnapshot) -> bool:
 
 
 def withdraw_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
-    """The next writes that take apart what a ComputeDomain has; the last gives its quota back."""
+    """The next writes that take a ComputeDomain's objects apart. The last gives its quota back."""
     entries = snapshot.workload_templates + snapshot.shared_claims
     if entries:
         return _deletions(entries) or _releases(entries)

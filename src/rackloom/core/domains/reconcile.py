@@ -1,6 +1,6 @@
 """One ComputeDomain: from a snapshot to the next writes, status and events.
 
-A decision contains everything that can be done at once, in order; the executor stops at the first write
+A decision contains everything that can be done at once, in order. The executor stops at the first write
 that fails. Carrying out a decision and deciding again converges: it ends with no write and no status
 change.
 
@@ -29,11 +29,11 @@ from rackloom.core.domains.snapshot import DomainSnapshot, adopt_domain
 
 
 class DomainDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do about one ComputeDomain, in order, and what to report afterwards."""
+    """The writes for one ComputeDomain, in order, and the report after them."""
 
     actions: tuple[ObjectWrite, ...] = ()
     status: ComputeDomainStatus | None = None
-    """None where the recorded status holds."""
+    """None if the recorded status holds."""
     notices: tuple[EventNotice, ...] = ()
     """Events about the status, once it is written."""
     done: tuple[EventNotice, ...] = ()
@@ -43,7 +43,7 @@ class DomainDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reconcile_domain(snapshot: DomainSnapshot) -> DomainDecision:
-    """Decide about one ComputeDomain, or about what is left of one."""
+    """Decide about one ComputeDomain, or about the remains of one."""
     domain = snapshot.domain
     if domain is None:
         return DomainDecision(actions=owned.teardown_writes(snapshot))
@@ -88,7 +88,7 @@ def _upkeep(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ObjectWrit
         *actions,
         *membership.remove_abandoned_labels(snapshot),
         *membership.remove_stale_entries(snapshot),
-        # Last: without Kueue, or the rights of its overlay, it fails, and what runs is kept up all the same.
+        # Last: without Kueue, or the rights of its overlay, it fails, and running daemons are kept up.
         *(() if snapshot.quota.write is None else (snapshot.quota.write,)),
     )
 

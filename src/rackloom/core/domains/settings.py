@@ -2,7 +2,7 @@
 
 IMEX daemons run in a dedicated namespace, so that rights over their pods and Secrets are no rights
 over Rackloom's programs. Objects of earlier installations in additional namespaces are found and
-deleted there; new ones are never created there.
+deleted there, and new ones are never created there.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from rackloom.core.cluster.names import MAX_NODES_PER_IMEX_DOMAIN, ImexIsolation
 from rackloom.core.domains.imex_settings import ImexSettings
 
 DEFAULT_NAMESPACE = "rackloom-system"
-"""Where Rackloom's own programs run."""
+"""Rackloom's own programs run here."""
 DEFAULT_DAEMON_NAMESPACE = "rackloom-imex"
-"""Where IMEX daemons run: rights over their pods and Secrets are no rights over Rackloom's programs."""
+"""IMEX daemons run here: rights over their pods and Secrets are no rights over Rackloom's programs."""
 
 
 class QuotaMode(StrEnum):
@@ -40,13 +40,13 @@ class ImexDaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
     authentication: bool = True
     """Mutual TLS between the daemons of one ComputeDomain, with certificates that the controller issues."""
     imex_settings: ImexSettings = {}
-    """Settings of nvidia-imex that differ from Rackloom's defaults; of daemons made from now on."""
+    """Settings of nvidia-imex that differ from Rackloom's defaults, for daemons made from now on."""
     priority_class: str | None = None
     """A daemon that is evicted takes a whole job's memory sharing with it."""
     resources: Mapping[str, Mapping[str, str]] = msgspec.field(
         default_factory=lambda: {"requests": {"cpu": "50m", "memory": "128Mi"}}
     )
-    """`requests` and `limits` of the container; equal ones give the pod guaranteed quality of service."""
+    """`requests` and `limits` of the container. Equal ones give the pod guaranteed quality of service."""
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +54,9 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     daemon: ImexDaemonSettings
     daemon_namespace: str = DEFAULT_DAEMON_NAMESPACE
-    """Where daemons run; clique objects, certificates and warm ComputeDomains are there too."""
+    """Daemons run here, and clique objects, certificates and warm ComputeDomains are here, too."""
     additional_namespaces: tuple[str, ...] = ()
-    """Where earlier installations may have left daemons: found and deleted there, never created."""
+    """Earlier installations may have left daemons here: they are found and deleted, never created."""
     imex_mode: ImexMode = ImexMode.DRIVER_MANAGED
     isolation: ImexIsolation = ImexIsolation.DOMAIN
     """Of nodes and ComputeDomains that do not carry the isolation label."""

@@ -57,7 +57,7 @@ class OwnedObject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def domain(self) -> str:
-        """UID of the ComputeDomain that it belongs to; empty for a foreign object."""
+        """UID of the ComputeDomain that it belongs to. Empty for a foreign object."""
         return self.labels.get(names.COMPUTE_DOMAIN_LABEL, "")
 
     @property
@@ -89,7 +89,7 @@ def patch_object(owned: OwnedObject, patch: Mapping[str, Any] | tuple[Mapping[st
 
 
 def delete_object(owned: OwnedObject, *, unchanged: bool = False) -> DeleteObject:
-    """Delete the object that was read; with `unchanged`, only if no field has changed since."""
+    """Delete the object that was read. With `unchanged`, only if no field has changed since."""
     version = owned.resource_version if unchanged else None
     return DeleteObject(
         kind=owned.kind, namespace=owned.namespace, name=owned.name, uid=owned.uid, resource_version=version
@@ -118,7 +118,7 @@ def _other_finalizers(owned: OwnedObject) -> list[str]:
 
 
 def remove_label(owned: OwnedObject, label: str, value: str) -> PatchObject:
-    """Remove a label if it still has this value; another writer may have set it since."""
+    """Remove a label if it still has this value: another writer may have set it since."""
     path = json_pointer("/metadata/labels", label)
     test = {"op": "test", "path": path, "value": value}
     remove = {"op": "remove", "path": path}
@@ -159,8 +159,8 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     domain: ComputeDomain | None
     domain_object: OwnedObject | None
     held: tuple[OwnedObject, ...] = ()
-    """Templates, DaemonSets and claims that carry this UID, in any namespace we look at; the certificates
-    too where the ComputeDomain is going or gone."""
+    """Templates, DaemonSets and claims that carry this UID, in any namespace we look at. If the ComputeDomain
+    is going or gone, the certificates, too."""
     home: str = DEFAULT_DAEMON_NAMESPACE
     """Namespace of its daemons."""
     named: tuple[OwnedObject, ...] = ()
@@ -169,9 +169,9 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes labelled with this UID: a channel of it was prepared there."""
     unready: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Nodes with its label, a daemon or an entry of it that are not ready: since when, in seconds since the
-    epoch; 0 for one that is gone."""
+    epoch, or 0 for one that is gone."""
     clique_labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The clique that each node with its label or a channel of it is labelled with, where it is."""
+    """The clique label of each node with its label or a channel of it, if the node has one."""
     pods: tuple[DaemonPod, ...] = ()
     cliques: tuple[CliqueRecord, ...] = ()
     claims: tuple[ChannelClaim, ...] = ()
@@ -181,7 +181,7 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Cliques of this ComputeDomain whose nodes disagree about isolation, with the values found."""
     quota: DomainQuota = DomainQuota()
     invalid: str = ""
-    """Why the spec cannot be read; empty when it can."""
+    """The reason why the spec cannot be read. Empty if it can."""
     failures: tuple[str, ...] = ()
     """Writes of the last decision that the API server rejected."""
 
@@ -195,12 +195,12 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workload_templates(self) -> tuple[OwnedObject, ...]:
-        """Templates for the user's pods; one, if all is well."""
+        """Templates for the user's pods: one, if all is well."""
         return self.held_of(RESOURCE_CLAIM_TEMPLATE, names.TARGET_WORKLOAD)
 
     @property
     def daemon_objects(self) -> tuple[OwnedObject, ...]:
-        """The DaemonSet of the IMEX daemons and what they have, in the order in which it goes.
+        """The DaemonSet of the IMEX daemons and its objects, in the order of their removal.
 
         Nothing but the DaemonSet leads to the certificates of a ComputeDomain that is gone, so it goes last.
         """
