@@ -1,8 +1,8 @@
-"""The three errors that cross layers, named by what the caller should do.
+"""The three errors that cross layers, named by the action of the caller.
 
 `Retry` means that nothing was decided: call again after `after` seconds. `Refused` means that the request
-will not be carried out as made; `nearest_fix` is the change that would make it acceptable, or None where
-no change would. `Unknown` means that the state could not be observed since a point in time. A reconcile
+will not be carried out as made. `nearest_fix` is the change that would make it acceptable, or None if no
+change would. `Unknown` means that the state could not be observed since a point in time. A reconcile
 loop can therefore derive its next step from the type of the error alone.
 
 `Undecodable` is raised by `foreign_text` alone. It is also a DecodeError and a ValueError, as the errors of
@@ -23,7 +23,7 @@ class Retry(Exception):
 
 
 class Refused(Exception):
-    """It will not happen as asked. `nearest_fix` is what would make it acceptable; None if nothing would."""
+    """The request is refused. `nearest_fix` is the change that would make it acceptable, if there is one."""
 
     def __init__(self, reason: str, *, nearest_fix: str | None = None) -> None:
         super().__init__(reason if nearest_fix is None else f"{reason}; {nearest_fix}")
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 class Misuse(Refused):
-    """What was asked for contradicts itself, or is incomplete: a mistake of whoever asks, not of a state."""
+    """The request contradicts itself or is incomplete: a mistake of the caller, not of a state."""
 
 
 class Unknown(Exception):
@@ -54,7 +54,7 @@ class Undecodable(msgspec.DecodeError):
 
 
 def file_error_text(error: OSError | UnicodeError) -> str:
-    """What kept a file from being read, in words and without its name: the sentence around it has that."""
+    """The reason why a file could not be read, without its name: the sentence around it has that."""
     if isinstance(error, UnicodeError):
         return "it is not text (UTF-8)"
     return error.strerror or str(error)

@@ -1,14 +1,14 @@
-"""Fair queueing: who of several flows is served next, so that no flow waits for the backlog of another.
+"""Fair queueing: the order of service among flows, so that no flow waits for the backlog of another.
 
-This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) with equal weights. A flow is whoever
-shares a backlog, here an organisation. Each flow has a start tag: the service that it had, in virtual time.
-Next is the flow with the smallest tag; among equals, the one that has waited longest. Within a flow, items
-keep their order. Virtual time is the start tag of the item that was taken last, and a flow that begins to
-wait starts there: neither saved-up credit nor past use counts. What an item costs need not be known before:
-`charge` adds the cost to the tag of its flow when it is known.
+This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) with equal weights. A flow is a sender
+with one backlog, here an organisation. Each flow has a start tag: its service so far, in virtual time. Next
+is the flow with the smallest tag, and among equals the one that has waited longest. Within a flow, items keep
+their order. Virtual time is the start tag of the item that was taken last, and a flow that begins to wait
+starts there: neither saved-up credit nor past use counts. The cost of an item need not be known before:
+`charge` adds it to the tag of its flow when it is known.
 
-Guarantee: a flow that begins to wait waits for at most one item of each other flow, and for what is being
-served. A flow that waits all the time gets its equal share of the service, as measured by the costs.
+Guarantee: a flow that begins to wait waits for at most one item of each other flow, and for the item in
+service. A flow that waits all the time gets its equal share of the service, as measured by the costs.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ class FairQueue(Generic[T]):
         self._tags[flow] = max(self._tags.get(flow, 0.0), self._virtual_time)
 
     def next_flow(self) -> str | None:
-        """The flow whose turn it is; None when nothing waits."""
+        """The flow of the next item, or None if nothing waits."""
         return min(self._waiting, key=self._tags.__getitem__, default=None)
 
     def take(self) -> tuple[str, T]:
@@ -59,6 +59,6 @@ class FairQueue(Generic[T]):
         if self._waiting:
             self._tags[flow] = max(self._tags.get(flow, 0.0), self._virtual_time) + cost
         else:
-            # The end of a busy period: nobody is ahead of anybody any more.
+            # The end of a busy period: no flow is ahead of another any more.
             self._tags.clear()
             self._virtual_time = 0.0

@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is, without knowing who shows it, or whether anybody does."""
+"""Reports of long work about its progress, to a caller that may show them or not."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class EachInTurn(Protocol):
-    """Yields the items one by one. `what` says what they are when they are done: `claims allocated`."""
+    """Yields the items one by one. `what` names them when they are done: `claims allocated`."""
 
     def __call__(self, items: Sequence[T], what: str, /) -> Iterable[T]:
         """The items in their order."""

@@ -1,16 +1,16 @@
 """Which refused requests get an entry in a log, so that a flood of them neither fills the log nor is lost.
 
 Refused requests are counted in groups: those of one flow (here an organisation) that are alike (same key).
-The first of a group is emitted at once; what follows is counted, and emitted as one entry with its number
+The first of a group is emitted at once. Later ones are counted, and emitted as one entry with their number
 every `GROUP_SECONDS`. An emission takes a token of the flow: `BURST` at first, and one more every
 `TOKEN_SECONDS` (a token bucket). A group that finds no token goes on counting. A flow has `MAX_GROUPS` groups
-at most; what exceeds them is left out, and counted in one group of the flow that needs no token and is
-emitted every `GROUP_SECONDS`. Flows beyond `MAX_FLOWS` share one.
+at most. Requests of further groups are left out, and counted in one group of the flow that needs no token
+and is emitted every `GROUP_SECONDS`. Flows beyond `MAX_FLOWS` share one.
 
 Guarantees: each refused request is counted in exactly one emission, once that is due. A flow causes at most
 `BURST` emissions and then two a minute, whatever it sends. The memory is bounded.
 
-`due` gives what is to be written, and `written` says that it was: what cannot be written stays here.
+`due` gives the entries to write, and `written` confirms them. Entries that cannot be written stay here.
 """
 
 from collections.abc import Hashable, Sequence
@@ -36,7 +36,7 @@ class Emission(msgspec.Struct, Generic[T], frozen=True):
 
     flow: str
     key: Hashable
-    """None where the requests are not alike and were left out."""
+    """None if the requests are not alike and were left out."""
     sample: T
     requests: int
     first: float
@@ -84,7 +84,7 @@ class RefusalLog(Generic[T]):
         self._flows: dict[str, _Flow[T]] = {}
 
     def add(self, flow: str, key: Hashable, sample: T, now: float) -> None:
-        """Count a refused request; `key` must not be None."""
+        """Count a refused request. `key` must not be None."""
         if flow not in self._flows and len(self._flows) >= MAX_FLOWS:
             flow = SHARED_FLOW
         state = self._flows.setdefault(flow, _Flow(now))
@@ -112,7 +112,7 @@ class RefusalLog(Generic[T]):
         return sorted(found, key=lambda emission: emission.first)[:MAX_EMISSIONS]
 
     def written(self, emissions: Sequence[Emission[T]], now: float) -> None:
-        """These were written. What was counted since then stays."""
+        """These were written. Later counts stay."""
         for emission in emissions:
             flow = self._flows[emission.flow]
             group = flow.groups[emission.key]

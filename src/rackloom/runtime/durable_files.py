@@ -1,7 +1,7 @@
 """Files that survive a crash or a power loss: replaced whole or not at all.
 
 `write_durably` writes a partial file, syncs it, renames it over the old one and syncs the directory. After a
-crash the file has its old content or the new one; a partial file that stays was left by a crash. Once the
+crash the file has its old content or the new one. A partial file that stays was left by a crash. Once the
 function returns, the new content is on the disk.
 """
 
@@ -16,7 +16,7 @@ PARTIAL = ".partial"
 def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace `path` by `content`. Raises OSError, and the old content stays."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
-    # A link in its place may be of somebody else who may write this directory.
+    # A link in its place may belong to another user who may write to this directory.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
         with os.fdopen(os.open(partial, flags, mode), "wb") as file:
@@ -26,7 +26,7 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError:
-        # A full disk has no room for a part that nobody reads.
+        # A full disk has no room for a part without a reader.
         with suppress(OSError):
             partial.unlink()
         raise

@@ -12,7 +12,7 @@ the innermost pairs, that is one level. Text that nests within the bound loses a
 with every level, so a pass that removes less proves the opposite and ends the work. Long text is parsed at
 once, in calls that leave little of the recursion limit, and is measured only if it exceeds that limit.
 
-YAML becomes values from its events, which take no stack (`yaml_events`). TOML is parsed in Python, where
+YAML becomes values from its events, which take no stack (`yaml_events`). TOML is parsed in Python, in which
 RecursionError is reliable. Message packs have no cheap measure. Only authenticated peers send them, in
 frames of bounded size, and the recursion limit of their parser fits a stack of 512 KiB.
 """

@@ -1,10 +1,10 @@
-"""Importing less of a library than it loads by itself: what a process never uses would stay in its memory.
+"""Imports less of a library than it loads by default: unused modules would stay in memory.
 
-`defer_package` puts off the `__init__` of a package that gathers all its modules. Modules of it can be
-imported one by one meanwhile. The `__init__` runs when something asks the package for a name that is none
-of its modules, so nobody else sees a difference.
+`defer_package` puts off the `__init__` of a package that gathers all its modules. Its modules can be
+imported one by one. The `__init__` runs when a program reads a name of the package that is not a module, so
+other code sees no difference.
 
-It changes nothing about what is imported already.
+Modules that are imported already stay as they are.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def defer_package(name: str) -> None:
-    """Run the `__init__` of the package `name` no earlier than when a name of it is asked for.
+    """Run the `__init__` of the package `name` no earlier than when a name of it is read.
 
     Raises ModuleNotFoundError where there is no such package.
     """

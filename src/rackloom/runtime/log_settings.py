@@ -9,7 +9,7 @@ import structlog
 
 @contextmanager
 def structlog_configured(**settings: Any) -> Iterator[None]:
-    """Within the context, these settings of `structlog.configure`; afterwards those of before.
+    """Use these settings of `structlog.configure` in the context, and the earlier ones after it.
 
     A process that had not configured structlog has not configured it afterwards either: a site beside it
     may then choose where its own events go.

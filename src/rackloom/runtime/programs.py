@@ -1,7 +1,7 @@
 """Run an external program with a time limit and a limit on its output.
 
 `run_program` starts the program without a shell, gives it `given` on standard input, and returns its exit
-code and what it wrote (`ProgramResult`). Standard input, output and error are anonymous memory files
+code and its output (`ProgramResult`). Standard input, output and error are anonymous memory files
 (memfd), not pipes: a daemon that the program leaves behind would keep a pipe open, and the caller would
 wait for it.
 
@@ -44,7 +44,7 @@ class ProgramResult(msgspec.Struct, frozen=True):
 async def run_program(
     *command: str, seconds: float, again: float, given: bytes = b"", env: Mapping[str, str] | None = None
 ) -> ProgramResult:
-    """Run a program with `given` on its input; without `env` it has the environment of this process.
+    """Run a program with `given` on its input. Without `env` it has the environment of this process.
 
     Raises:
         Retry: after `again` seconds. It cannot be run (an argument has a NUL, for example), or it was killed:

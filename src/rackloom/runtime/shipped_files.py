@@ -1,6 +1,6 @@
 """Files that the project ships beside its code, such as example manifests and pinned requirements.
 
-In an installed wheel they lie inside the package; in a checkout, at the root of the repository.
+In an installed wheel they are inside the package, in a checkout at the root of the repository.
 pyproject.toml (`force-include`) names those that the wheel takes along.
 """
 
@@ -11,6 +11,6 @@ _CHECKOUT = _PACKAGE.parents[1]
 
 
 def shipped_path(name: str) -> Path:
-    """Where the file or directory `name` lies, relative to the package or to the checkout."""
+    """The path of the file or directory `name`, relative to the package or to the checkout."""
     installed = _PACKAGE / name
     return installed if installed.exists() else _CHECKOUT / name

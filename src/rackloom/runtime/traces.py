@@ -1,6 +1,6 @@
-"""Spans of a trace, as the parts of a site see them; `rackloom.app.tracing` sends them to a collector.
+"""Spans of a trace, as the parts of a site see them. `rackloom.app.tracing` sends them to a collector.
 
-A part that works for a request is given a `Traces` and opens spans in it; `Traces` itself makes none, costs
+A part that works for a request is given a `Traces` and opens spans in it. `Traces` itself makes none, costs
 a function call, and imports nothing of OpenTelemetry. A span belongs to the one that is open around it in
 the same task.
 
@@ -30,20 +30,20 @@ class SpanSide(StrEnum):
     CLIENT = "client"
     """It waits for another system."""
     CONSUMER = "consumer"
-    """It works on what waited in a queue."""
+    """It works on an item of a queue."""
 
 
 class Span:
-    """An open span; this one records nothing."""
+    """An open span. This one records nothing."""
 
     def note(self, attributes: Mapping[str, Attribute]) -> None:
         """Add attributes."""
 
     def rename(self, name: str) -> None:
-        """Give the span another name, once what it shows is known."""
+        """Give the span another name, once its subject is known."""
 
     def fail(self, kind: str) -> None:
-        """What the span shows has failed; `kind` names how, from a closed set of names."""
+        """Mark the span as failed. `kind` is from a closed set of names."""
 
 
 class Traces:
@@ -57,9 +57,9 @@ class Traces:
         causes: Iterable[str] | None = None,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> AbstractContextManager[Span]:
-        """Open a span until the context ends; an exception that leaves it fails the span.
+        """Open a span until the context ends. An exception that leaves it fails the span.
 
-        With `causes` (values of `current`) it begins a trace of its own, linked to these.
+        With `causes` (values of `current`) it begins a new trace that is linked to them.
         """
         return _NOTHING
 

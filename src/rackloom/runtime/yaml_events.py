@@ -1,4 +1,4 @@
-"""YAML as plain values, in one pass over the events of libyaml, bounded in depth and in what aliases repeat.
+"""YAML as plain values, in one pass over libyaml's events, bounded in depth and in repetition by aliases.
 
 `yaml.load` composes nodes by recursion in C, which takes stack for each level, and resolves each scalar with
 regular expressions. Here a list holds the collections that are open, so depth takes no stack and is bounded.
@@ -6,7 +6,7 @@ A plain scalar is resolved once for all its occurrences. That takes a third of t
 
 The values are those of YAML 1.1's safe types with two exceptions. A timestamp stays text, because Kubernetes
 has none and a date in an annotation is text. A collection has no tag but `!!map` and `!!seq`. Aliases
-multiply what they repeat, so they are counted. The bound is for a whole text, an anchor for one document.
+multiply nodes, so they are counted. The bound is for a whole text, an anchor for one document.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from rackloom.errors import Refused
 from rackloom.runtime.foreign_text import MAX_DEPTH
 
 MAX_ALIASED_NODES = 100_000
-"""Nodes that aliases add to a text. `kubectl` writes no alias; by hand few are written."""
+"""Nodes that aliases add to a text. `kubectl` writes no alias, and people write few."""
 _LONGEST_REMEMBERED = 256
 _LONGEST_NUMBER = 400
 """Characters. Python reads and prints longer numbers in quadratic time, or not at all."""
@@ -42,7 +42,7 @@ class _Open(msgspec.Struct):
     anchor: str | None
     nodes_before: int
     key: Any = _NO_KEY
-    """Of a mapping: the key whose value comes next."""
+    """Of a mapping: the key of the next value."""
     merged: list[Any] = []
     """Of a mapping: the values behind `<<`."""
     height: int = 0
@@ -71,7 +71,7 @@ class YamlReader:
     def documents(self, text: str) -> Iterator[Any]:
         """The documents in order, None for an empty one.
 
-        Raises yaml.YAMLError or ValueError for what is no YAML, Refused for what exceeds a bound.
+        Raises yaml.YAMLError or ValueError if it is not YAML, and Refused if it exceeds a bound.
         """
         value: Any = None
         for event in yaml.parse(text, Loader=yaml.CSafeLoader):

@@ -1,6 +1,6 @@
-"""What a live cluster publishes, read through kubectl with its own credentials and contexts.
+"""The objects of a live cluster, read through kubectl with its credentials and contexts.
 
-The module is separate because it starts a process; commands that read files only do not load it.
+The module is separate because it starts a process. Commands that read only files do not load it.
 """
 
 import shlex
@@ -18,7 +18,7 @@ _HARDWARE = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes"
 _CLAIMS = "resourceclaims.resource.k8s.io"
 _TAINT_RULES = "devicetaintrules.resource.k8s.io"
 _NOT_SERVED = "doesn't have a resource type"
-"""What kubectl says of a resource that the server does not serve."""
+"""A part of kubectl's message about a resource that the server does not serve."""
 _NO_SUCH_VERSION = "(NotFound)"
 """Part of kubectl's error for a path that the server does not serve."""
 _TIMEOUT_SECONDS = 60.0
@@ -28,7 +28,7 @@ _USE_DUMP = "name a dump with --slices instead"
 def read_cluster(
     kubeconfig: Path | None = None, context: str | None = None, *, with_claims: bool = False
 ) -> Manifests:
-    """The slices, classes and nodes of the cluster of a kubeconfig; without one, of that of kubectl.
+    """The slices, classes and nodes of the cluster of a kubeconfig, by default that of kubectl.
 
     `with_claims`: its claims too, which fewer people may read.
 
@@ -42,7 +42,7 @@ def read_cluster(
 
 
 def taint_rules_from_cluster(kubeconfig: Path | None = None, context: str | None = None) -> list[Document]:
-    """The DeviceTaintRules; none where the server does not serve them. Raises like `read_cluster`.
+    """The DeviceTaintRules, none if the server does not serve them. Raises like `read_cluster`.
 
     They decide which devices kube-scheduler gives, so a plan that does not know them would promise too much.
     """

@@ -1,4 +1,4 @@
-"""What the API server checks of the derived attributes of a claim.
+"""The checks of the API server on the derived attributes of a claim.
 
 Names are `<domain>/<identifier>` and unique in a request, a constraint compares each of them, and all
 expressions of a claim together do not cost too much. An expression that does not compile is not reported
@@ -22,7 +22,7 @@ _QUALIFIED_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z_][A-Za-z0-
 
 
 class RuleViolation(NamedTuple):
-    """A rule that a claim breaks; `where` is the path within the claim's devices."""
+    """A rule that a claim breaks. `where` is the path within the claim's devices."""
 
     where: FieldPath
     reason: str
@@ -52,7 +52,7 @@ def derived_violation(claim: DeviceClaim) -> RuleViolation | None:
 
 
 def _asks(claim: DeviceClaim) -> Iterator[tuple[RequestSpec, FieldPath]]:
-    """What requests ask for, and their alternatives, each with the path of its derived attributes."""
+    """The requests and their alternatives, each with the path of its derived attributes."""
     for number, request in enumerate(claim.requests):
         if request.exactly is not None:
             yield request.exactly, ("requests", number, "exactly", "derivedAttributes")
@@ -61,7 +61,7 @@ def _asks(claim: DeviceClaim) -> Iterator[tuple[RequestSpec, FieldPath]]:
 
 
 def _wrong_name(name: str, earlier: list[str], compared: set[str | None]) -> tuple[str, str] | None:
-    """What is wrong with the name of a derived attribute, and the fix."""
+    """The problem of the name of a derived attribute, and the fix."""
     if not _QUALIFIED_NAME.fullmatch(name):
         word = re.sub(r"[^A-Za-z0-9_]", "_", name.rpartition("/")[2]) or "name"
         return f"{name!r} is no name of a derived attribute", f"write derived/{word}"
@@ -74,7 +74,7 @@ def _wrong_name(name: str, earlier: list[str], compared: set[str | None]) -> tup
 
 
 def _cost_of(expression: str) -> int:
-    """What an evaluation may cost; nothing for an expression that does not compile."""
+    """The most that an evaluation may cost, or 0 if the expression does not compile."""
     try:
         return compile_derived(expression).max_cost
     except CompileError:

@@ -70,7 +70,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Of the document in the text, from 0."""
     at: FieldPath = ()
-    """Where the object is in the document: items of a list."""
+    """The path of the object in the document, for items of a list."""
 
     def where(self, path: FieldPath = ()) -> str:
         """`file:line` of a field, or of the nearest field around it that the file has."""
@@ -97,7 +97,7 @@ def _unreadable(file: str, error: OSError | UnicodeDecodeError) -> Refused:
 
 
 def _manifests_in(folder: Path) -> list[Path]:
-    """By name; a kustomization says how to build manifests and is none itself."""
+    """By name. A kustomization builds manifests and is none itself."""
     found = sorted(
         file
         for file in folder.iterdir()
@@ -230,7 +230,7 @@ def _line_in_json(text: str, path: FieldPath) -> int:
 
 @lru_cache(8)
 def _members(text: str, begin: int) -> Mapping[str | int, tuple[int, int]]:
-    """The members of the object or list at `begin`: where each starts, and where its value does.
+    """The members of the object or list at `begin`: the start of each, and that of its value.
 
     The decoder in C skips the values. Lists of the last text are remembered: one file may have many errors.
     """
@@ -300,6 +300,6 @@ def _is_list(value: dict[str, Any]) -> bool:
 
 
 def _item_defaults(value: dict[str, Any]) -> dict[str, Any]:
-    """What the API leaves out in the items of the list of one kind: theirs are all the same."""
+    """The fields that the API leaves out in the items of a list of one kind: they are all the same."""
     kind = value["kind"].removesuffix("List")
     return {"apiVersion": value.get("apiVersion"), "kind": kind} if kind else {}

@@ -1,13 +1,13 @@
 """Manifests of claims, templates, classes, slices and nodes as values of the allocator.
 
-Reading is strict. What the API server would refuse or drop is refused here with the line, because a
+Reading is strict. A field that the API server would refuse or drop is refused with its line, because a
 claim that is planned without its misspelt selector is a plan for something else.
 
 1. `as_v1` converts older versions and sets the server's defaults. v1beta1 has flat requests and wraps a
-   device's fields in `basic`; v1beta2 and v1 are the same.
+   device's fields in `basic`. v1beta2 and v1 are the same.
 2. `decode_object` converts an object into its struct and names the field that does not fit. Kinds that
    play no part in allocation are skipped.
-3. `check_claim_rules` checks what the API server checks beyond types: unique request names, no negative
+3. `check_claim_rules` has the checks of the API server beyond types: unique request names, no negative
    counts, constraints that name existing requests, and derived attributes that a constraint compares and
    that do not cost too much.
 
@@ -75,7 +75,7 @@ def _device_from_v1beta1(device: Fields) -> Fields:
 
 
 def _request_from_v1beta1(request: Fields) -> Fields:
-    """A flat request is an exact one; a request with alternatives has the same form in all versions."""
+    """A flat request is an exact one. A request with alternatives has the same form in all versions."""
     if "firstAvailable" in request or "exactly" in request:
         return request
     exact = {name: field for name, field in request.items() if name not in _OF_REQUEST}
@@ -127,7 +127,7 @@ def _list_changed(value: Fields, path: tuple[str, ...], change: Callable[[Fields
 
 
 def check_claim_rules(document: Document, claim: DeviceClaim, at: FieldPath) -> None:
-    """Refuse a claim that the API server would not take, with the line of the field; `at` is its path."""
+    """Refuse a claim that the API server would refuse, with the line of the field. `at` is its path."""
     names = [request.name for request in claim.requests]
     for number, request in enumerate(claim.requests):
         where = (*at, "requests", number)
@@ -188,7 +188,7 @@ _SHAPES: dict[tuple[Any, str], type[Any]] = {
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
-    """What a set of files holds, in the order of the files."""
+    """The objects of a set of files, in the order of the files."""
 
     claims: tuple[ResourceClaim, ...] = ()
     """Claims, and one claim of each template under the template's name."""

@@ -15,8 +15,8 @@ seconds, and no pod holds a channel on it. Then, in this order:
    that its pod is being deleted and does not enter again.
 
 When the node is back, its kubelet ends the containers that still run there. Until then the plugin's
-checkpoint holds the channel, so no other ComputeDomain gets it. Before it removes anything, the controller reads
-the objects again: a member that is removed by mistake would come back at another index.
+checkpoint holds the channel, so no other ComputeDomain gets it. Before it removes anything, the controller
+reads the objects again: a member that is removed by mistake would come back at another index.
 """
 
 from rackloom.core.cluster.domain_objects import (
