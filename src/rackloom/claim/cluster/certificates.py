@@ -6,7 +6,7 @@ its life.
 
 Each ComputeDomain has its own authority, so a daemon of one cannot connect to those of another. Its
 daemons share one identity. Secrets are read by name only, since the right to list or watch them is a right to
-read all of a namespace. A ComputeDomain whose Secrets no other object leads to must therefore not exist:
+read all of a namespace. So another object must always lead to the Secrets of a ComputeDomain:
 Secrets are made once it carries our finalizer, and its DaemonSet outlives them.
 """
 
@@ -197,7 +197,7 @@ class DaemonCertificates:
         """By UID of the ComputeDomain, when its Secrets were last found good."""
 
     async def ensure(self, uid: str, namespace: str) -> None:
-        """Issue what is missing or due, unless all was good a short time ago. Raises KubeError."""
+        """Issue missing and due Secrets, unless all was good a short time ago. Raises KubeError."""
         now = self._wall()
         if 0 <= now - self._checked.get(uid, float("-inf")) < CHECK_INTERVAL_SECONDS:
             return
@@ -211,7 +211,7 @@ class DaemonCertificates:
         self._checked[uid] = now
 
     async def held(self, uid: str, namespaces: Sequence[str]) -> tuple[OwnedObject, ...]:
-        """The Secrets of a ComputeDomain, in whatever state. Raises KubeError.
+        """The Secrets of a ComputeDomain, in any state. Raises KubeError.
 
         A Secret without its UID label is not its own, even if the name fits.
         """

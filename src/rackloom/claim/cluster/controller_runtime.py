@@ -1,8 +1,8 @@
 """Controller runtime: work queue, expectations (pending writes), executor, limited status writes.
 
-Changes wake a key; one worker at a time works on it, level-triggered. A key names what to reconcile and not
-what happened. One that is added while it waits is one key; one that is added while it is worked on is worked
-on once more afterwards. A key whose work failed with a KubeError comes back with exponential back-off and
+Changes wake a key, and one worker at a time works on it, level-triggered. A key names an object and not an
+event. A key that is added while it waits is one key. If it is added while a worker works on it, it is due
+again afterwards. A key whose work failed with a KubeError comes back with exponential back-off and
 jitter. The runtime runs the informers and starts work when all caches have synced. A defect in the work on
 one object is logged and retried after a minute, so it cannot stop the work on others. Time is the running
 event loop's.
@@ -75,7 +75,7 @@ class WorkQueue(Generic[K]):
         return not (self._ready or self._active or self._again or self._timers)
 
     def add(self, key: K) -> None:
-        """Have `key` worked on as soon as a worker is free; a pending delay for it is cancelled."""
+        """Have `key` worked on as soon as a worker is free. A pending delay for it is cancelled."""
         self._unschedule(key)
         if self._stopping:
             return
@@ -98,7 +98,7 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_later(seconds, self.add, key)
 
     def retry(self, key: K, *, at_least: float = 0.0) -> float:
-        """Have `key` worked on again after its back-off, or `at_least` (seconds); returns that delay."""
+        """Have `key` worked on again after its back-off, or `at_least` (seconds). Returns that delay."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         # Equal jitter (half fixed, half random) keeps keys that failed together from returning together.
         ceiling = min(self._longest, self._shortest * 2.0 ** min(failures - 1, 32))
@@ -115,10 +115,10 @@ class WorkQueue(Generic[K]):
         return self._failures.get(key, 0)
 
     async def work(self, do: Callable[[K], Awaitable[float | None]], *, workers: int = 1) -> None:
-        """Call `do(key)` for what is added, with at most so many at once, until `stop`.
+        """Call `do(key)` for each key that is added, at most `workers` at once, until `stop`.
 
-        `do` returns the seconds after which the key is due again, or None. After `Retry` it is due when that
-        says, after `KubeError` when its back-off has passed. Any other error is a defect and ends the work.
+        `do` returns the seconds after which the key is due again, or None. After `Retry` it is due after its
+        seconds, after `KubeError` when its back-off has passed. Another error is a defect and ends the work.
         """
         async with asyncio.TaskGroup() as tasks:
             for _ in range(workers):
@@ -153,7 +153,7 @@ class WorkQueue(Generic[K]):
                 self.add_after(key, delay)
 
     def _finish(self, key: K) -> None:
-        # A key that was added while it was worked on is due once more, so no change is lost.
+        # A key that was added during the work on it is due again, so no change is lost.
         self._active.discard(key)
         if key in self._again:
             self._again.discard(key)
@@ -165,7 +165,7 @@ class WorkQueue(Generic[K]):
             planned.cancel()
 
     def stop(self) -> None:
-        """Let workers finish their current keys and take no others; `work` then returns."""
+        """Let workers finish their current keys and take no others. `work` then returns."""
         self._stopping = True
         for key in list(self._timers):
             self._unschedule(key)
@@ -221,7 +221,7 @@ class Expectations:
 
 
 async def execute_write(api: KubeApi, action: ObjectWrite) -> Object | None:
-    """Send one write; returns the object as written, None for a deletion.
+    """Send one write. Returns the object as written, or None for a deletion.
 
     If an object to change or delete is gone, nothing is done: a later snapshot would show the same. Raises
     KubeError for any other failure.
@@ -276,7 +276,7 @@ class ControllerRuntime(Generic[K]):
     """Calls `reconcile` for each key that was woken.
 
     `reconcile` returns the seconds after which the key is due again without a change, or None. `name` is for
-    the log; `rng` draws the jitter of retries.
+    the log. `rng` draws the jitter of retries.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class ControllerRuntime(Generic[K]):
             await self.reconcile_keys(workers)
 
     async def reconcile_keys(self, workers: int) -> None:
-        """Reconcile until cancelled, once the caches have synced; the caller runs the informers."""
+        """Reconcile until cancelled, once the caches have synced. The caller runs the informers."""
         await self._caches.synced()
         log.info("controller.synced", of=self._name)
         await self.queue.work(self._work, workers=workers)
@@ -331,7 +331,7 @@ class ControllerRuntime(Generic[K]):
         return None
 
     def forget(self, uid: str) -> None:
-        """Drop what is kept about an object that is gone."""
+        """Drop the state of an object that is gone."""
         self._status_writes.pop(uid, None)
 
     async def _work(self, key: K) -> float | None:

@@ -1,4 +1,4 @@
-"""What the ComputeDomain controller follows: informers, routing to work keys, sweep for orphans.
+"""The caches of the ComputeDomain controller: informers, routing to work keys, sweep for orphans.
 
 One informer per kind, with the indexes of `core.domains.observe`. Only daemon pods, our own slices
 and our own Workloads are watched, because a cluster's other pods, slices and Workloads are many.
@@ -9,7 +9,7 @@ heartbeats wake no key.
 
 The sweep finds objects that outlived their ComputeDomain. That a UID is missing in the cache proves
 nothing: it is gone for certain when the watch saw it go, or when a fresh list lacks it although
-an object created for it is known. Secrets are in no cache; those of a deleted ComputeDomain are
+an object created for it is known. Secrets are in no cache. Those of a deleted ComputeDomain are
 looked up by name for two more sweeps, because a paused controller may still send a create after another
 one has taken it apart.
 """
@@ -76,7 +76,7 @@ class DomainCaches(CacheSet):
             WORKLOAD,
             labels=names.COMPUTE_DOMAIN_LABEL,
             indexers=INDEXES[WORKLOAD],
-            # Without Kueue, or the rights of its overlay, what is to be counted waits and the rest goes on.
+            # Without Kueue, or the rights of its overlay, only ComputeDomains with a quota wait.
             excuses=is_not_served_to_us,
             rng=rng,
         )
@@ -175,7 +175,7 @@ class ChangeRouter:
 
 
 def _index_values(kind: ResourceKind, index: str, obj: Object) -> Iterable[str]:
-    """The values under which an index has an object; none where a kind has no such index."""
+    """The values under which an index has an object, none if a kind has no such index."""
     indexer = INDEXES[kind].get(index)
     return () if indexer is None else indexer(obj)
 

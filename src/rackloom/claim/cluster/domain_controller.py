@@ -64,7 +64,7 @@ ComputeDomains that come at once take a tenth of a second."""
 
 
 class DomainController:
-    """`wall` gives seconds since the epoch; `rng` draws the jitter of retries."""
+    """`wall` gives seconds since the epoch. `rng` draws the jitter of retries."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class DomainController:
         return metav1_time(self._wall())
 
     async def _publish(self, key: DomainKey, decision: DomainDecision) -> float | None:
-        """Write the status if it changed, at a limited rate; returns the delay until it may be written."""
+        """Write the status if it changed, at a limited rate. Returns the delay until it may be written."""
         obj = next(iter(self.caches.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid)), None)
         if decision.status is None or obj is None:
             return None

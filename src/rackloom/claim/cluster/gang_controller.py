@@ -1,8 +1,8 @@
 """The gang controller: it takes a snapshot of one gang, decides, and carries the decision out.
 
 Decisions are pure (`core.gangs.reconcile`). A decision that takes something back is made again from
-plan and pods read from the API server, and with what the owners of the pods say. Gangs that need a
-placement are queued for `gang_placer`; there is one key for placement, so no two gangs are ever placed
+plan and pods read from the API server, and with the status of the pods' owners. Gangs that need a
+placement are queued for `gang_placer`. There is one key for placement, so no two gangs are ever placed
 at the same time.
 
 A node's taint without a GangPlan is removed only after a fresh list of GangPlans confirmed that the
@@ -10,7 +10,7 @@ plan is gone. Events are recorded on the GangPlan and on the controllers of the 
 people look.
 
 All reasons of the metrics exist with zero from the start, so that the first refusal is a change and not a new
-series. Counters outlive a process's terms as leader; the gauge of gangs is counted from the cached GangPlans
+series. Counters outlive a process's terms as leader. The gauge of gangs is counted from the cached GangPlans
 when it is read.
 """
 
@@ -74,11 +74,11 @@ PLACED_REASONS = (
 )
 """Reasons of the condition Placed."""
 _UNGATE_BUCKETS = (2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
-"""From a cluster with room, where settling takes most of the time, to a day of waiting."""
+"""From a cluster with room, in which settling takes most of the time, to a day of waiting."""
 
 
 class GangMetrics:
-    """Counters of one process; they outlive its terms as leader."""
+    """Counters of one process. They outlive its terms as leader."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -123,7 +123,7 @@ class GangMetrics:
         self._seconds.observe(max(seconds, 0.0))
 
     def render(self, plans: Iterable[Object]) -> bytes:
-        """The text that Prometheus scrapes; `plans` are the current GangPlans."""
+        """The text that Prometheus scrapes. `plans` are the current GangPlans."""
         placed = (read_record(plan).status.condition(PLACED) for plan in plans)
         reasons = Count(condition.reason for condition in placed if condition is not None)
         for reason in PLACED_REASONS:
@@ -153,7 +153,7 @@ GangWorkKey = GangKey | PlacementKey | StrayReservationKey
 
 
 class GangController:
-    """`wall` gives seconds since the epoch; `rng` draws the jitter of retries."""
+    """`wall` gives seconds since the epoch. `rng` draws the jitter of retries."""
 
     def __init__(
         self,
@@ -246,12 +246,12 @@ class GangController:
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _confirmed_snapshot(self, key: GangKey) -> GangSnapshot:
-        """The gang from fresh reads: a stale cache would undo what another leader has ungated."""
+        """The gang from fresh reads. A stale cache could undo the work of another leader."""
         objects = self.caches.objects(*await read_gang(self._api, key))
         return await with_owners(self._api, self._placer.snapshot(objects, key))
 
     async def _publish(self, key: GangKey, decision: GangDecision) -> float | None:
-        """Write the status if it changed, at a limited rate; returns the delay until it may be written."""
+        """Write the status if it changed, at a limited rate. Returns the delay until it may be written."""
         plan = self.caches.plan(key)
         if decision.status is None or plan is None:
             return None

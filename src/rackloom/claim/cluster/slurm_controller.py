@@ -1,12 +1,12 @@
 """Slurm's blocks from the nodes of a cluster, kept up to date (`core.place.slurm_topology`).
 
 `SlurmController` follows the nodes and gives their topology to a publisher whenever one changes. A cluster
-without any block, or one whose API server does not answer, changes nothing: Slurm keeps what it has, and the
-log says since when the source is unknown.
+without any block, or one whose API server does not answer, changes nothing: Slurm keeps its topology, and
+the log has the time since when the source is unknown.
 
 `SlinkyTopology` is the publisher for Slinky's slurm-operator. The ConfigMap has `topology.yaml` with the
-names of the blocks only: slurm-operator mounts it, and each change of it reconfigures slurmctld or starts it
-anew. A node joins its block by the annotation `topology.slinky.slurm.net/spec` of the Kubernetes node, which
+names of the blocks only: slurm-operator mounts it, and each change of it reconfigures slurmctld or restarts
+it. A node joins its block by the annotation `topology.slinky.slurm.net/spec` of the Kubernetes node, which
 slurm-operator gives to the Slurm node that runs there (slurm-operator 1.1). A block is added before a node
 names it, and removed when no node does. The operator reports whether jobs run on a node as conditions of the
 node's slurmd pod.
@@ -66,7 +66,7 @@ class SlurmRule(msgspec.Struct, frozen=True, kw_only=True):
 
     labels: SchedulerLabels = SchedulerLabels()
     taint: str | None = SLURM_TAINT
-    """Key of the taint of Slurm's nodes; None: all nodes with a clique are Slurm's."""
+    """Key of the taint of Slurm's nodes. None: all nodes with a clique are Slurm's."""
     block_size: int | None = None
 
     def topology_of(self, nodes: Iterable[ReadObject]) -> SlurmTopology:
@@ -119,7 +119,7 @@ _KEY = "topology"
 
 
 class SlurmCaches(CacheSet):
-    """The nodes; `with_pods`: and the slurmd pods on them."""
+    """The nodes, and `with_pods` the slurmd pods on them."""
 
     def __init__(self, api: KubeApi, rng: random.Random, *, with_pods: bool) -> None:
         informers = {NODE: (Informer(api, NODE, rng=rng),)}
@@ -129,9 +129,9 @@ class SlurmCaches(CacheSet):
 
 
 class SlurmController:
-    """Calls `publish` with the topology of the nodes. `wall`: seconds since the epoch; `rng`: jitter.
+    """Calls `publish` with the topology of the nodes. `wall`: seconds since the epoch, `rng`: jitter.
 
-    `publish` raises KubeError or Retry where it has to be called again.
+    `publish` raises KubeError or Retry if it has to be called again.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class SlurmController:
 
     @property
     def unknown_since(self) -> float | None:
-        """Since when the topology may be old, in seconds since the epoch; None: it is current."""
+        """Since when the topology may be old, in seconds since the epoch. None: it is current."""
         return self._source.unknown_since
 
     async def run(self) -> None:
@@ -167,7 +167,7 @@ class SlurmController:
 
     async def _reconcile(self, _key: str) -> float | None:
         if self._caches.unknown_since() is not None:
-            # What is cached may be old. Slurm keeps what it has until the API server answers.
+            # The cache may be old. Slurm keeps its topology until the API server answers.
             return WATCH_SECONDS
         try:
             found = self._rule.topology_of(self._caches.all(NODE))
@@ -197,7 +197,7 @@ class SlurmController:
 SPEC_ANNOTATION = "topology.slinky.slurm.net/spec"
 FILE_NAME = "topology.yaml"
 _BUSY_STATES = ("SlurmNodeStateAllocated", "SlurmNodeStateMixed", "SlurmNodeStateCompleting")
-"""Conditions of a slurmd pod whose node has jobs."""
+"""Conditions of a slurmd pod on a node with jobs."""
 
 
 class SlinkyTopology:
@@ -210,7 +210,7 @@ class SlinkyTopology:
         self._name = name
 
     async def publish(self, found: SlurmTopology) -> None:
-        """Bring ConfigMap and annotations to `found`. Raises KubeError; Retry while nodes wait for jobs."""
+        """Write ConfigMap and annotations. Raises KubeError, and Retry while nodes wait for jobs."""
         nodes = {name_of(node): node for node in self._caches.all(NODE)}
         last = annotated_topology(nodes.values())
         step = next_topology(last, found, busy_nodes(self._caches.all(POD)))
@@ -256,7 +256,7 @@ class SlinkyTopology:
 
 
 def annotated_topology(nodes: Iterable[Object]) -> SlurmTopology | None:
-    """The topology that the annotations of the nodes have; None where no node names a block of ours."""
+    """The topology in the annotations of the nodes. None if no node names a block of Rackloom."""
     blocks: dict[str, list[str]] = {}
     for node in nodes:
         block = _block_in(annotations_of(node).get(SPEC_ANNOTATION))
@@ -268,12 +268,12 @@ def annotated_topology(nodes: Iterable[Object]) -> SlurmTopology | None:
 
 
 def busy_nodes(pods: Iterable[Object]) -> frozenset[str]:
-    """The Kubernetes nodes whose slurmd pod says that jobs run there."""
+    """The Kubernetes nodes on which jobs run, by the conditions of their slurmd pods."""
     return frozenset(node_of(pod) for pod in pods if node_of(pod) and has_condition(pod, *_BUSY_STATES))
 
 
 def with_block(spec: str | None, block: str | None) -> str | None:
-    """The annotation with this block in our topology; other topologies in it stay. None: no annotation."""
+    """The annotation with this block in our topology, beside other topologies. None: no annotation."""
     others = [part for part in _parts(spec) if not part.startswith(f"{TOPOLOGY_NAME}:")]
     own = [] if block is None else [f"{TOPOLOGY_NAME}:{block}"]
     return ",".join((*others, *own)) or None

@@ -1,4 +1,4 @@
-"""The part of the Kubernetes API that Rackloom uses, as a protocol with named errors; and events.
+"""The part of the Kubernetes API that Rackloom uses, as a protocol with named errors, and events.
 
 Objects are plain JSON (`core.cluster.objects`). A `KubeError` means that the server was not reached
 or gave no success. Its subclasses show the caller's next step: the object is gone (NotFound), read it
@@ -68,7 +68,7 @@ class Conflict(KubeError):
 
 
 class Expired(KubeError):
-    """410: the resourceVersion is too old to go on from; list again."""
+    """410: the resourceVersion is too old to continue. List again."""
 
 
 class Rejected(KubeError):
@@ -76,7 +76,7 @@ class Rejected(KubeError):
 
 
 class KubeApi(Protocol):
-    """What controllers and node plugins ask of an API server. All methods raise `KubeError`."""
+    """The requests of controllers and node plugins. All methods raise `KubeError`."""
 
     async def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Object:
         """Read one object."""
@@ -97,24 +97,24 @@ class KubeApi(Protocol):
         labels: str = "",
         fields: str = "",
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Yield changes after `resource_version` until the server ends it; `Expired` means re-list.
+        """Yield changes after `resource_version` until the server ends it. `Expired` means re-list.
 
         Close it (`contextlib.aclosing`) to leave earlier.
         """
         ...
 
     async def create(self, kind: ResourceKind, obj: Object, *, dry_run: bool = False) -> Object:
-        """Create an object; `Conflict` with reason AlreadyExists when the name is taken."""
+        """Create an object. Raises `Conflict` with reason AlreadyExists if the name is taken."""
         ...
 
     async def replace(self, kind: ResourceKind, obj: Object, *, subresource: str = "") -> Object:
-        """Write a whole object back; `Conflict` when its resourceVersion is no longer current."""
+        """Write a whole object back. Raises `Conflict` if its resourceVersion is no longer current."""
         ...
 
     async def apply(
         self, kind: ResourceKind, obj: Object, *, manager: str, force: bool = False, subresource: str = ""
     ) -> Object:
-        """Server-side apply: own the fields given and no others; `Conflict` when another manager owns one."""
+        """Server-side apply: own these fields only. Raises `Conflict` if another manager owns one."""
         ...
 
     async def patch(
@@ -147,7 +147,7 @@ class KubeApi(Protocol):
 async def list_taint_rules(
     list_kind: Callable[[ResourceKind], Awaitable[ObjectList]],
 ) -> tuple[Object, ...]:
-    """All rules, of the first version that is served; none where none is. Raises KubeError of `list_kind`."""
+    """All rules of the first version that is served, or none. Raises KubeError of `list_kind`."""
     for kind in DEVICE_TAINT_RULES:
         try:
             return (await list_kind(kind)).items
@@ -162,9 +162,9 @@ async def list_taint_rules(
 log = structlog.get_logger(__name__)
 
 REPEAT_SECONDS = 60.0
-"""Seconds between two writes of one Event; repetitions in between are counted."""
+"""Seconds between two writes of one Event. Repetitions in between are counted."""
 MOST_MESSAGES = 10
-"""Messages of one reason on one object that are kept apart; further ones are combined, as in client-go."""
+"""Messages of one reason on one object that stay separate. Further ones are combined, as in client-go."""
 MOST_REMEMBERED = 4096
 COMBINED = "(combined from similar events): "
 _LONGEST_MESSAGE = 1024
@@ -206,7 +206,7 @@ class EventRecorder:
             notice.reason,
         )
         text = self._combined(topic, notice.message)
-        # All combined events are one event, whatever their messages.
+        # All combined events are one event, with any messages.
         key = (topic, COMBINED if text.startswith(COMBINED) else text)
         now, recorded = self._now(), self._events.get(key)
         if recorded is None:

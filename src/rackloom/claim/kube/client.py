@@ -3,8 +3,8 @@
 Requests are plain JSON: nothing is decoded into models, so fields which this code does not know
 survive. Lists are read in chunks of 500, as kubectl and client-go do, and whole where the continue
 token expires. A watch that stays silent for too long is broken: bookmarks come about every minute.
-Requests are rate-limited, so that a fault of ours does not flood the API server. What was nested too
-deeply to be read is never written back.
+Requests are rate-limited, so that a fault of ours does not flood the API server. A value that is
+nested too deeply to be read is never written back.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class RateLimiter:
             await asyncio.sleep(turn - now)
 
 
-# Where the API server serves a resource.
+# Paths of resources.
 
 
 def collection_path(kind: ResourceKind, namespace: str | None) -> str:
@@ -66,7 +66,7 @@ def object_path(kind: ResourceKind, metadata: Mapping[str, Any], subresource: st
 
 
 CHUNK = 500
-"""Objects asked for at once by a list, as kubectl and client-go do."""
+"""Objects in one page of a list, as with kubectl and client-go."""
 WATCH_SECONDS = 300
 """Seconds after which the server ends a watch, so that watches move between servers."""
 QUIET_SECONDS = 150.0
@@ -89,7 +89,7 @@ _UNREACHABLE_ERRORS = (
 """The connection is broken, a credential plugin fails, or the answer is not that of an API server."""
 
 ObjectFilter = Callable[[ResourceKind, Object], Object | None]
-"""The part to keep of an object from a list or a watch; None drops the object."""
+"""The part to keep of an object from a list or a watch. None drops the object."""
 
 
 def connect(
@@ -102,7 +102,7 @@ def connect(
 ) -> "KubeClient":
     """The API server of a kubeconfig, of this pod, or of $KUBECONFIG. Raises `Refused` where there is none.
 
-    `user_agent` names the component; up to its first "/" it is the field manager of creates and patches.
+    `user_agent` names the component. Up to its first "/" it is the field manager of creates and patches.
     """
     client = http_client(kubeconfig, context, transport=transport)
     client.headers["User-Agent"] = user_agent
@@ -150,7 +150,7 @@ class KubeClient:
     async def list(
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> ObjectList:
-        """Read all objects in chunks, or at once if the continue token expires meanwhile."""
+        """Read all objects in chunks, or at once if the continue token expires."""
         selectors = _selectors(labels, fields)
         try:
             return await self._chunks(kind, namespace, selectors | {"limit": str(CHUNK)})

@@ -1,8 +1,8 @@
 """Finding the API server and authenticating: kubeconfig, service account, exec plugins, TLS.
 
-lightkube reads all of these. This module closes what it leaves open: a time limit for credential
-plugins, the `KUBERNETES_EXEC_INFO` that their v1 protocol requires, and errors that say what to change
-without quoting a kubeconfig line, which may hold a token.
+lightkube reads all of these. This module adds a time limit for credential plugins, the
+`KUBERNETES_EXEC_INFO` that their v1 protocol requires, and errors that name the remedy without a kubeconfig
+line, which may hold a token.
 """
 
 import json
@@ -26,7 +26,7 @@ from rackloom.serving.loopback import is_this_host
 TIMEOUT = httpx2.Timeout(10.0, read=60.0)
 """Seconds. The server ends a request that is not a watch after 60 (--request-timeout)."""
 EXEC_TIMEOUT_SECONDS = 30.0
-"""After which a credential plugin is ended: lightkube would wait for it forever, and so would who asks."""
+"""Time limit of a credential plugin: lightkube would wait for it forever, and its caller, too."""
 _EXEC_VERSIONS = [f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1")]
 """They answer alike (kubernetes.io, client-go credential plugins)."""
 
@@ -43,7 +43,7 @@ def http_client(
         config = _chosen_config(kubeconfig, context)
         return _configured_client(config, transport)
     except yaml.YAMLError as error:
-        # Without what it says, and without it as the cause: it quotes the line, which may hold a token.
+        # Neither its text nor its chain is kept: it quotes the line, which may hold a token.
         raise Refused(
             f"no API server from {kubeconfig or 'this environment'}: it is no YAML{_position(error)}",
             nearest_fix="correct the kubeconfig there",
@@ -79,7 +79,7 @@ def _configured_client(
 
 
 class ExecCredentialAuth(httpx2.Auth):
-    """The bearer token of a credential plugin, which is asked again after a 401. Raises ConfigError."""
+    """The bearer token of a credential plugin, which runs again after a 401. Raises ConfigError."""
 
     def __init__(self, command: UserExec) -> None:
         if command.apiVersion not in _EXEC_VERSIONS:

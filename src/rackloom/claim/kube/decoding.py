@@ -1,12 +1,12 @@
 """From the bytes of an API server to objects, watch events and errors.
 
-JSON that nests too deeply is cut: an API server stores up to 10000 levels, and whoever may write a
-ResourceClaim may put them into its opaque parameters. Each such value is replaced by a marker, so that
-it costs that object only; the object keeps its name and allocation, and is never written back.
+JSON that nests too deeply is cut: an API server stores up to 10000 levels, and every writer of a
+ResourceClaim may put them into its opaque parameters. A marker replaces each such value, so that only this
+object suffers. It keeps its name and allocation, and is never written back.
 
 A watch is one JSON document per line, split at line feeds only. An answer that is no success becomes
-one of the named errors of `api`; 401 stays a plain, retried error, because a rotated token is read
-again before the next attempt.
+one of the named errors of `api`. 401 stays a plain, retried error, because a rotated token is read again
+before the next attempt.
 """
 
 import logging
@@ -63,10 +63,10 @@ log = logging.getLogger(__name__)
 
 
 def decode_document(content: bytes) -> Any:
-    """Decode a JSON document; values that nest too deeply are replaced by `TOO_DEEP_MARKER`, and logged.
+    """Decode a JSON document. Values that nest too deeply become `TOO_DEEP_MARKER`, and are logged.
 
     The rest of such an object is kept. A claim keeps its name and its allocation, so its devices do not count
-    as free; its parameters fit no driver and are refused. Raises Undecodable for invalid JSON.
+    as free. Its parameters fit no driver and are refused. Raises Undecodable for invalid JSON.
     """
     try:
         return decode_json(content, "API server", max_bytes=MAX_BYTES)
@@ -84,7 +84,7 @@ def contains_cut_value(document: bytes) -> bool:
 
 
 def _cut_deep_values(content: bytes) -> bytes:
-    """The document with too deep values replaced; invalid JSON stays invalid."""
+    """The document with too deep values replaced. Invalid JSON stays invalid."""
     parts, level, kept = [], 0, 0
     for token in _TOKEN.finditer(content):
         if token[0] in b"[{":
@@ -99,7 +99,7 @@ def _cut_deep_values(content: bytes) -> bytes:
 
 
 def _log_cut_objects(document: Any) -> None:
-    """Name in the log what was not read whole."""
+    """Log the names of objects that were not read whole."""
     for obj in _objects_in(document):
         if contains_cut_value(msgspec.json.encode(obj)):
             meta = obj.get("metadata") or {}
@@ -120,7 +120,7 @@ def _objects_in(document: Any) -> Iterable[Any]:
 
 
 async def watch_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[WatchEvent, None]:
-    """The events in the chunks of a body. Raises what an ERROR event says: `Expired` is the usual one."""
+    """The events in the chunks of a body. Raises the error of an ERROR event, usually `Expired`."""
     async with aclosing(_lines(chunks)) as lines:
         async for line in lines:
             yield _decode_event(line)

@@ -1,7 +1,7 @@
 """An informer: one list, then one watch, and an indexed cache that follows.
 
 Handlers receive the object that changed. They put keys on a queue, and the work on a key reads the cache
-(level-triggered). A watch that ends resumes from the last version seen; one whose version is too old (410)
+(level-triggered). A watch that ends resumes from the last version seen. If that is too old (410), it
 starts over with a list. Between a broken watch and the next answer the cache may be stale, which
 `unknown_since` reports. Cached objects are shared and must not be changed. A `CacheSet` is the informers of
 all kinds that a controller decides from, and a `ClusterFeed` makes a `ClusterState` of them.
@@ -36,7 +36,7 @@ from rackloom.core.cluster.state import ClusterState
 
 
 ObjectKey = tuple[str, str]
-"""(namespace, name); the namespace of a cluster-wide object is ""."""
+"""(namespace, name). The namespace of a cluster-wide object is ""."""
 
 
 def key_of(obj: Object) -> ObjectKey:
@@ -70,7 +70,7 @@ class ObjectCache:
         return tuple(self._objects[key] for key in self._indexes[index].get(value, ()))
 
     def put(self, obj: Object) -> Object | None:
-        """Store an object; returns its previous state."""
+        """Store an object. Returns its previous state."""
         key = key_of(obj)
         before = self._objects.get(key)
         after = {name: dict.fromkeys(values(obj)) for name, values in self._indexers.items()}
@@ -83,7 +83,7 @@ class ObjectCache:
         return before
 
     def drop(self, key: ObjectKey) -> Object | None:
-        """Remove an object; returns its last state."""
+        """Remove an object. Returns its last state."""
         before = self._objects.pop(key, None)
         if before is not None:
             self._unindex(key, before, {})
@@ -131,7 +131,7 @@ def _accept_no_error(_: KubeError) -> bool:
 class Informer:
     """The objects of one kind. `run` keeps the cache up to date until it is cancelled.
 
-    `indexers` name the indexes of `cache`. `excuses` selects errors that count as an empty list; the list
+    `indexers` name the indexes of `cache`. `excuses` selects errors that count as an empty list. The list
     is then requested again. `rng` draws the jitter of retries. Times are those of the running loop.
     """
 
@@ -192,7 +192,7 @@ class Informer:
         return self._problem
 
     async def run(self) -> None:
-        """Follow the API server until cancelled. Raises what a handler raises; the cache is stale then."""
+        """Follow the API server until cancelled. Raises the error of a handler. The cache is stale then."""
         self._mark_stale(self._problem)
         while True:
             try:
@@ -304,7 +304,7 @@ class CacheSet:
 
     @property
     def informers(self) -> tuple[Informer, ...]:
-        """All informers, for somebody to run."""
+        """All informers, for the caller to run."""
         return tuple(informer for informers in self._informers.values() for informer in informers)
 
     @property
@@ -324,12 +324,12 @@ class CacheSet:
                 informer.on_change(partial(handler, kind))
 
     def unknown_since(self) -> float | None:
-        """Loop time since when a cache may be stale; None when all follow the API server."""
+        """Loop time since when a cache may be stale, or None if all follow the API server."""
         moments = (informer.unknown_since for informer in self.informers)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
-        """The object of this name; None also for kinds without an informer."""
+        """The object of this name. None also for kinds without an informer."""
         objects = (informer.cache.get(name, namespace) for informer in self._informers.get(kind, ()))
         return next((obj for obj in objects if obj is not None), None)
 

@@ -2,7 +2,7 @@
 
 A lease is free when it has not changed for its duration as observed locally, never by comparing the
 times that the holder wrote: clocks may differ (client-go's rule). A leader that cannot renew stops
-`lease - renew` seconds before anyone else may start. A lease counts from when it was asked for, because
+`lease - renew` seconds before anyone else may start. A lease counts from the time of its request, because
 the answer may take a while.
 """
 
@@ -29,8 +29,8 @@ RELEASE_SECONDS = 2.0
 class LeaseTimings:
     """Seconds. The defaults are those of kube-controller-manager.
 
-    A lease unchanged for `lease` is free; a leader that has not renewed for `renew` stops; `retry` lies
-    between attempts.
+    A lease unchanged for `lease` is free. A leader that has not renewed for `renew` stops. `retry` is the
+    time between attempts.
     """
 
     lease: float = 15.0
@@ -47,7 +47,7 @@ class LeaseTimings:
 class LeaderElection:
     """One candidate for the lease `name`. `identity` is unique to this run of this process.
 
-    `wall` gives seconds since 1970 and is only written, never compared; intervals are the running loop's.
+    `wall` gives seconds since 1970 and is only written, never compared. Intervals are the running loop's.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LeaderElection:
         return self._leads
 
     async def run(self, lead: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `lead()` while elected; it is cancelled when the lease is lost, and run again when it is won.
+        """Run `lead()` while elected. It is cancelled when the lease is lost, and run again when it is won.
 
         Returns when `lead` does. The lease is released then, and on cancellation.
         """
@@ -123,7 +123,7 @@ class LeaderElection:
         return ended
 
     async def _keep(self) -> None:
-        """Renew the lease; returns once another process holds it, or it could not be renewed in time."""
+        """Renew the lease. Returns once another process holds it, or it could not be renewed in time."""
         while True:
             assert self._renewed_at is not None  # noqa: S101 (only a leader keeps)
             with suppress(KubeError):
@@ -136,7 +136,7 @@ class LeaderElection:
                     return
 
     async def _try(self) -> bool:
-        """Take or renew the lease; False while another process holds it. KubeError leaves that unknown."""
+        """Take or renew the lease. False while another process holds it, unknown after a KubeError."""
         started = asyncio.get_running_loop().time()
         try:
             lease = await self._api.get(LEASE, self._name, self._namespace)
@@ -175,7 +175,7 @@ class LeaderElection:
         }
 
     async def _release(self) -> None:
-        """Release the lease if we hold it. If that fails, it expires by itself."""
+        """Release the lease if we hold it. If that fails, it expires."""
         if self._renewed_at is None:
             return
         with suppress(KubeError, TimeoutError):

@@ -1,4 +1,4 @@
-"""How a new pod that claims an IMEX channel is changed, and its warnings; idempotent.
+"""The changes of a new pod that claims an IMEX channel, and its warnings. They are idempotent.
 
 - In channel mode all pods of a ComputeDomain share one claim: the template reference becomes that
   claim's name.
@@ -7,7 +7,7 @@
 - Pods with channels are labelled, so that controllers follow these pods only.
 - A pod is kept in the clique of its ComputeDomain's other pods by required podAffinity on the clique
   label: GPUs reach each other's memory inside one clique only. A pod that already names a clique, or
-  pods to be near, is left alone; so are gangs.
+  pods to be near, is left alone, and so are gangs.
 - A second workload in one ComputeDomain is warned about: all pods of it can reach each other's GPU
   memory.
 """
@@ -56,7 +56,7 @@ from rackloom.core.cluster.pods import (
 
 
 def has_clique_rule(spec: PodSpec) -> bool:
-    """Whether the pod itself names a clique, or pods to be near; it is then left alone.
+    """Whether the pod itself names a clique, or pods to be near. It is then left alone.
 
     A rule that a node must be in some clique names neither. The first of several gated pods gets that rule.
     """
@@ -74,7 +74,7 @@ def has_clique_rule(spec: PodSpec) -> bool:
 
 
 def require_domain_affinity(spec: PodSpec, label: str) -> tuple[PatchOperation, ...]:
-    """Have the pod scheduled into the clique of the pods whose CHANNEL_LABEL is `label`.
+    """Have the pod scheduled into the clique of the pods with this CHANNEL_LABEL.
 
     The scheduler places the first of them in any clique, since the rule selects that pod too.
     """
@@ -126,7 +126,7 @@ class DomainPods(msgspec.Struct, frozen=True):
         return any(not has_clique_rule(pod.spec) for pod in self.waiting)
 
 
-# Claim templates, by what they mean for the pods that refer to them.
+# Claim templates, by their meaning for the pods that refer to them.
 
 
 class ChannelTemplate(msgspec.Struct, frozen=True):
@@ -237,7 +237,7 @@ def must_wait(pod: PodObject, context: PodContext) -> bool:
     if pod.is_bound:
         # The API server refuses gates on a pod that has its node.
         return False
-    # A pod in channel mode names the shared claim instead, and kube-scheduler waits for a claim by itself.
+    # A pod in channel mode names the shared claim instead, and kube-scheduler waits for a claim.
     named = {
         name: template
         for name, template in context.templates.items()

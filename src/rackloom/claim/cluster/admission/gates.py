@@ -1,8 +1,8 @@
-"""The gate controller: when a pod that came before its claim template may be scheduled, and where.
+"""The gate controller: when and where a pod may be scheduled that came before its claim template.
 
-Affinity to other pods cannot be added to a gated pod; only its node affinity can be narrowed
-(Kubernetes, "Pod Scheduling Readiness"). So where the template turns out to be one for channels, this
-controller does what the affinity rule would have done: one pod goes first, into any clique, and the
+Affinity to other pods cannot be added to a gated pod. Only its node affinity can be narrowed
+(Kubernetes, "Pod Scheduling Readiness"). So if the template turns out to be one for channels, this
+controller has the effect of the affinity rule: one pod goes first, into any clique, and the
 others follow into that clique.
 
 It works per namespace, while its replica is the leader. Its writes test the pod's UID and gates. A pod
@@ -104,7 +104,7 @@ def gate_steps(
     templates: Mapping[str, ClaimTemplateState],
     groups: Mapping[str, DomainPods],
 ) -> tuple[GateStep, ...]:
-    """What to do about the gated pods of one namespace; `groups` are its pods with channels, by template."""
+    """The steps for the gated pods of one namespace. `groups` are its pods with channels, by template."""
     steps: list[GateStep] = []
     members: dict[str, list[PodObject]] = {}
     for pod in gated:
@@ -126,7 +126,7 @@ def gate_steps(
 def _openings_for(gated: list[PodObject], template: str, group: DomainPods) -> Iterator[GateOpening]:
     """Open gates so that all pods of a ComputeDomain come into one clique.
 
-    Until a clique is known, at most one pod without a clique rule is being scheduled; it decides the clique.
+    Until a clique is known, at most one pod without a clique rule is being scheduled. It decides the clique.
     """
     led = [pod for pod in gated if has_clique_rule(pod.spec)]
     free = [pod for pod in gated if not has_clique_rule(pod.spec)]
@@ -161,7 +161,7 @@ TOO_EARLY_REASON = "CreatedBeforeComputeDomain"
 
 
 class GateController:
-    """Works while its replica leads, and queues work meanwhile. `rng` draws the jitter of retries."""
+    """Works while its replica leads, and queues work at other times. `rng` draws the jitter of retries."""
 
     def __init__(
         self, api: KubeApi, cache: AdmissionCache, recorder: EventRecorder, rng: random.Random
@@ -174,7 +174,7 @@ class GateController:
 
     def changed(self, kind: ResourceKind, obj: Object) -> None:
         """Queue the namespace of a template or a pod that changed."""
-        # A ComputeDomain opens no gate by itself: its template follows, and is what pods wait for.
+        # A ComputeDomain opens no gate: pods wait for its template, which follows.
         if kind != COMPUTE_DOMAIN:
             self._runtime.queue.add(namespace_of(obj) or "")
 
@@ -197,7 +197,7 @@ class GateController:
         return None
 
     async def _execute(self, namespace: str, step: GateStep) -> KubeError | None:
-        """Execute a step; returns the error of a pod that cannot be changed: it must not delay others."""
+        """Execute a step. Returns the error of a pod that cannot be changed: it must not delay others."""
         if isinstance(step, CreatedTooEarly):
             await self._report_too_early(namespace, step)
             return None

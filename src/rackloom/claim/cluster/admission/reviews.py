@@ -49,7 +49,7 @@ class _AdmissionReview(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AdmissionVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a review. A denial has a `message`; an admitted object may be patched."""
+    """The result of a review. A denial has a `message`. An admitted object may be patched."""
 
     allowed: bool = True
     message: str = ""
@@ -61,7 +61,7 @@ class AdmissionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The rules that decided, for metrics."""
 
     def and_then(self, later: "AdmissionVerdict") -> "AdmissionVerdict":
-        """Two admitting verdicts as one; `later` is about the object as this one leaves it."""
+        """Two admitting verdicts as one. `later` is about the object with the changes of this one."""
         return AdmissionVerdict(
             warnings=self.warnings + later.warnings,
             patch=self.patch + later.patch,
@@ -107,7 +107,7 @@ class AdmissionMode(StrEnum):
 
 
 def verdict_on(problems: tuple[str, ...], mode: AdmissionMode, denial: str, rule: str) -> AdmissionVerdict:
-    """A verdict by one `rule` that names all problems at once; `denial` begins the text of a refusal."""
+    """A verdict by one `rule` that names all problems at once. `denial` begins the text of a refusal."""
     if not problems:
         return AdmissionVerdict()
     if mode is AdmissionMode.WARN:

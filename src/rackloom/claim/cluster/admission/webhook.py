@@ -7,8 +7,8 @@
 - Pods, mutating: pods of a gang are gated, then the rules of `channel_pods` apply. A pod that could
   never be placed in a gang is denied.
 
-The cache follows pods by a label that admission gives them, so a cluster's other pods cost nothing. What it
-does not have yet is read from the API server. In channel mode a pod that is admitted before its
+The cache follows pods by a label that admission gives them, so a cluster's other pods cost nothing. Objects
+that it lacks are read from the API server. In channel mode a pod that is admitted before its
 ComputeDomain is lost, so a pod of a controller waits a moment for the ComputeDomain that the same manifest
 may create.
 
@@ -131,7 +131,7 @@ def review_claim(request: ReviewRequest, mode: AdmissionMode) -> AdmissionVerdic
 
 
 def hold_gang_pod(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
-    """The pod with the gang's gate, and the verdict; idempotent.
+    """The pod with the gang's gate, and the verdict. Idempotent.
 
     A pod that could never be placed is denied. A pod without a size belongs to another gang scheduler.
     """
