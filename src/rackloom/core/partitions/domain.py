@@ -36,7 +36,7 @@ from enum import IntEnum, StrEnum
 import msgspec
 
 DEFAULT_PARTITION_ID = 32766
-"""NMX-C: id of the factory default partition; ordinary ids run from 1 to 32765."""
+"""NMX-C: id of the factory default partition. Ordinary ids run from 1 to 32765."""
 MAX_PARTITION_ID = 2**31 - 1
 """The largest that a database takes. A controller that lists a larger one is broken, and is not believed."""
 
@@ -62,7 +62,7 @@ class PartitionHealth(IntEnum):
 
 
 class DefaultPartitionPolicy(StrEnum):
-    """What happens to the factory default partition and to unassigned GPUs."""
+    """The treatment of the factory default partition and of unassigned GPUs."""
 
     KEEP = "keep"
     """It stays, and GPUs return to it: full-rack, single-tenant sites (clique 32766)."""
@@ -118,11 +118,11 @@ class DomainObservation(msgspec.Struct, frozen=True, kw_only=True):
     observed_at: float
     """Seconds since the epoch, taken before the first call: what changed later may be missing."""
     uncertain: frozenset[int] = frozenset()
-    """Fabric GUIDs about whose partition the lists contradict each other."""
+    """Fabric GUIDs for which the lists contradict each other about the partition."""
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """What a plan rests on: everything but the time, in a canonical order."""
+        """The base of a plan: everything but the time, in a canonical order."""
         return (
             self.domain,
             tuple(sorted(self.gpus, key=lambda gpu: gpu.guid)),
@@ -148,7 +148,7 @@ class DomainObservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_known(partition: ObservedPartition, uncertain: Collection[int]) -> ObservedPartition:
-    """The partition; with unknown health where it is uncertain whether it has all of its members."""
+    """The partition, with unknown health if it is uncertain whether it has all of its members."""
     if partition.members.isdisjoint(uncertain):
         return partition
     return msgspec.structs.replace(partition, health=PartitionHealth.UNKNOWN)
@@ -182,12 +182,12 @@ class DomainIntent(msgspec.Struct, frozen=True, kw_only=True):
     assignments: tuple[GpuAssignment, ...]
     owned: tuple[OwnedPartition, ...]
     managed: frozenset[int]
-    """GUIDs of GPUs on machines known to the site; no other GPU is ever touched."""
+    """GUIDs of GPUs on machines known to the site. No other GPU is ever touched."""
     default_partition: DefaultPartitionPolicy
     revision: int
     """Grows with every change of intent in the store."""
     paused: str | None = None
-    """Why an operator has paused the domain, in which nothing is changed; None: it is not paused."""
+    """The reason why an operator has paused the domain, so that nothing changes in it, or None."""
     drained: frozenset[int] = frozenset()
     """GUIDs of GPUs on drained trays: in no partition of the site, whatever its policy for free ones."""
 
@@ -208,7 +208,7 @@ class DeletePartition(msgspec.Struct, frozen=True, tag="delete-partition", kw_on
 
 
 class CreatePartition(msgspec.Struct, frozen=True, tag="create-partition", kw_only=True):
-    """Create a partition with its first members; the controller chooses the id."""
+    """Create a partition with its first members. The controller chooses the id."""
 
     name: str
     logical_partition: str
@@ -227,7 +227,7 @@ PartitionOperation = RemoveGpus | DeletePartition | CreatePartition | AddGpus
 
 
 def is_carried_out(operation: PartitionOperation, observation: DomainObservation) -> bool:
-    """Whether `observation` shows what `operation` asks for."""
+    """Whether `observation` shows the result of `operation`."""
     # By name, not by id: the controller chooses the id of a create, so the request has none.
     members = {partition.name: partition.members for partition in observation.partitions}
     present = members.get(operation.name)

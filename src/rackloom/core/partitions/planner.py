@@ -1,6 +1,6 @@
 """The partition planner: the next operations that bring one NVLink domain closer to its intent.
 
-`make_plan` is a pure function. Equal inputs give equal plans, whatever the order of their parts; the
+`make_plan` is a pure function. Equal inputs give equal plans, in any order of their parts. The
 executor makes no further choices. It works in this order:
 
 1. Derive the desired partitions and the present layout (`domain`).
@@ -14,16 +14,15 @@ Removals and additions are never in one plan. Additions are planned from an obse
 removals done, so between any two operations a GPU is in at most one partition, and no partition holds
 GPUs of two tenants.
 
-Operations that the controller has just refused, or answered in no valid way (`failed`), are not repeated;
-they are reported as blockers. A failed removal delays only what depends on it, because the observation still
-shows its GPUs where they are. A create reuses the recorded name: its reply may have been lost, and the
-controller refuses a second partition of that name. The controller chooses the id of a partition only after
-the request, so the name (`rl-<logical partition>`) is the only link between a switch and the records. In a
-paused domain nothing is planned, and what would have been done is reported. Where an observation contradicts
-itself about a GPU, that GPU and all that may share memory with it wait; so does a new partition for a
-logical partition that wants one of them, because it may stand already, in a list that omits it. The rest of
-the domain goes on: one broken GPU does not keep everybody else's from being joined or released.
-"""
+Operations that the controller has just refused, or answered in no valid way (`failed`), are not repeated.
+They are reported as blockers. A failed removal delays only operations that depend on it, because the
+observation still shows its GPUs in their old partition. A create reuses the recorded name: its reply may have
+been lost, and the controller refuses a second partition of that name. The controller chooses the id of a
+partition only after the request, so the name (`rl-<logical partition>`) is the only link between a switch and
+the records. In a paused domain nothing is planned, and the operations that would be due are reported. If an
+observation contradicts itself about a GPU, that GPU and all that may share memory with it wait. So does a new
+partition for a logical partition that wants one of them, because it may exist already, in a list that omits
+it. The rest of the domain goes on: one broken GPU does not keep other GPUs from being joined or released."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -58,12 +57,12 @@ from rackloom.core.partitions.domain import (
 from rackloom.errors import Refused
 
 FailedOperations = Mapping[PartitionOperation, str | None]
-"""Operations that failed in this pass -> the controller's error code; None: their outcome is unknown."""
+"""Operations that failed in this pass -> the controller's error code. None: the outcome is unknown."""
 NONE_FAILED: FailedOperations = MappingProxyType({})
 
 
 class PlanningInput(NamedTuple):
-    """What one plan is made from."""
+    """The input of one plan."""
 
     intent: DomainIntent
     observation: DomainObservation
@@ -74,7 +73,7 @@ class PlanningInput(NamedTuple):
 def make_plan(
     intent: DomainIntent, observation: DomainObservation, failed: FailedOperations = NONE_FAILED
 ) -> PartitionPlan:
-    """The next operations for one domain; none when nothing can or need be done.
+    """The next operations for one domain, none if nothing can or need be done.
 
     The operations of `failed` are reported, and not planned again. Raises Refused when intent and observation
     are of different domains.
@@ -93,9 +92,9 @@ def make_plan(
         blockers.add(blocker, frozenset((guid,)))
     _block_failed(failed, observation, blockers)
     # While a removal is left, nothing is added: additions are planned from an observation that shows the
-    # removals done. A refused removal does not count, or one GPU could stop the whole domain; the observation
-    # still shows its GPUs where they are, so nothing that depends on them is added. Nor does one that waits
-    # for a certain reading.
+    # removals done. A refused removal does not count, or one GPU could stop the whole domain. The observation
+    # still shows its GPUs in their old partition, so nothing that depends on them is added. Nor does one that
+    # waits for a certain reading.
     blockers.add(UNCERTAIN, observation.uncertain & intent.managed)
     removals = [step for step in plan_removals(given, blockers) if step not in failed]
     operations = [step for step in removals if _is_certain(step, given)]
@@ -130,7 +129,7 @@ class Blocker(msgspec.Struct, frozen=True, order=True):
 
 
 class BlockerSet:
-    """Reasons collected while planning; GPUs with the same reason are reported together."""
+    """Reasons collected while planning. GPUs with the same reason are reported together."""
 
     def __init__(self) -> None:
         self._guids: dict[Blocker, set[int]] = defaultdict(set)
@@ -156,7 +155,7 @@ def _block_failed(failed: FailedOperations, observation: DomainObservation, bloc
     for operation, code in failed.items():
         # No code means no answer: the operation may have been carried out all the same.
         kind = str(operation.__struct_config__.tag)
-        # Tenants read this. The name of another owner's partition would show whose it is; a number does not.
+        # Tenants read this. The name of another owner's partition would show the owner. A number does not.
         named = operation.name if isinstance(operation, CreatePartition) else operation.partition_id
         reason = f"the switch controller refused {kind} on partition {named!r}: {code}"
         if code is None:
@@ -168,14 +167,14 @@ def _block_failed(failed: FailedOperations, observation: DomainObservation, bloc
 def _is_certain(operation: PartitionOperation, given: PlanningInput) -> bool:
     """Whether it changes a partition that no contradiction concerns, or makes one that cannot stand already.
 
-    All members of a partition that is concerned are uncertain. Of one without members that cannot be told.
+    All members of a partition that is concerned are uncertain. Without members this cannot be known.
     """
     uncertain = given.observation.uncertain
     if not uncertain:
         return True
     if isinstance(operation, CreatePartition):
         return operation.logical_partition not in doubtful_partitions(given.intent, given.observation)
-    # An operation on a partition changes what all of its members share, so all of them have to be certain.
+    # An operation on a partition changes it for all of its members, so all of them have to be certain.
     members = {partition.id: partition.members for partition in given.observation.partitions}
     held = members[operation.partition_id]
     return bool(held) and held.isdisjoint(uncertain)
@@ -187,7 +186,7 @@ def _gpus_touched(
     members = {partition.id: partition.members for partition in observation.partitions}
     touched: frozenset[int] = frozenset()
     for operation in operations:
-        # A deletion names no GPU. It moves whatever is in the partition now.
+        # A deletion names no GPU. It moves all GPUs that are in the partition now.
         if isinstance(operation, DeletePartition):
             touched |= members.get(operation.partition_id, frozenset())
         else:
@@ -244,7 +243,7 @@ def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
             "another hand made it, and NMX-C fixes the type at creation",
             "delete that partition on the switch controller",
         )
-    # By number: a tenant reads this, and the name would show whose partition it is.
+    # By number: a tenant reads this, and the name would show the owner of the partition.
     return Blocker(
         f"the GPU is in partition {partition.id}, which the site did not make",
         "adopt the partition, or release the GPU from it on the switch controller",
@@ -283,7 +282,7 @@ def plan_removals(given: PlanningInput, blockers: BlockerSet) -> list[PartitionO
 def _removal_from_default(
     default: ObservedPartition, given: PlanningInput, blockers: BlockerSet
 ) -> PartitionOperation | None:
-    """KEEP takes out assigned and drained GPUs, so that no tenant shares it; other policies take out all."""
+    """KEEP takes out assigned and drained GPUs, so that no tenant shares it. Other policies take out all."""
     intent = given.intent
     if intent.default_partition is DefaultPartitionPolicy.KEEP:
         leaving = intent.drained | given.desired.assigned
@@ -316,7 +315,7 @@ def plan_additions(
 ) -> list[PartitionOperation]:
     """Additions in the order of logical partitions, the default partition last.
 
-    `blocked` are GPUs that are reported already; further blockers are added to `blockers`.
+    `blocked` are GPUs that are reported already. Further blockers are added to `blockers`.
     """
     namer = _PartitionNamer(given.intent, given.observation)
     planned: list[PartitionOperation] = []
@@ -391,7 +390,7 @@ class _PartitionNamer:
             self._recorded[owned.logical_partition].append(owned.name)
 
     def create(self, logical_partition: str, guids: tuple[int, ...]) -> CreatePartition | Blocker:
-        # A recorded name may belong to a create whose reply was lost. Under the same name the controller
+        # A recorded name may belong to a create with a lost reply. Under the same name the controller
         # refuses a second partition, so a retry cannot make two.
         name = min(self._recorded[logical_partition], default=partition_name(logical_partition))
         if flaw := name_flaw(name):
@@ -411,7 +410,7 @@ class _PartitionNamer:
 
 
 def _return_to_default(given: PlanningInput, blocked: frozenset[int]) -> list[PartitionOperation]:
-    """With KEEP, unassigned GPUs go back to the default partition, where the factory had them."""
+    """With KEEP, unassigned GPUs go back to the default partition of the factory."""
     intent, observation, desired, layout = given
     default, keeps = layout.default, intent.default_partition is DefaultPartitionPolicy.KEEP
     # An assigned GPU that could not be taken out yet would share memory with those that return.

@@ -5,17 +5,17 @@
 1. It is current: same domain, not paused, same intent revision, and the facts of the newest observation
    equal those that the plan is based on. While these contradict themselves about a GPU, only partitions
    without an uncertain GPU may be changed, before and after, and none be made for a logical partition that
-   wants an uncertain GPU (`doubtful_partitions`, which the planner asks too).
+   wants an uncertain GPU (`doubtful_partitions`, which the planner uses, too).
 2. It either removes or adds, never both.
 3. Each operation is replayed on the model (`apply_operation`), and the result is judged from the intent
    alone. Removals touch only partitions of the site or the default partition, only managed GPUs (or those
    of a tray, out of the site's own partition for it), and no GPU that is wanted right there (S4, S5). After
-   an addition, all members of the partition belong to one logical partition of one tenant, or to one tray;
-   no drained GPU joins; names and the partition limit are respected (S2, S9).
+   an addition, all members of the partition belong to one logical partition of one tenant, or to one tray.
+   No drained GPU joins. Names and the partition limit are respected (S2, S9).
 
 The other rules are written a second time on purpose: a mistake of the planner would have to be repeated
 here, in another form, to reach a rack. The model knows nothing of intent and shares nothing with the planner.
-It refuses what a controller refuses: a GPU that is not listed or already in a partition, a name that
+It has the refusals of a controller: a GPU that is not listed or already in a partition, a name that
 exists, an unknown partition. It gives a new partition the lowest free id, which a real controller need
 not do.
 """
@@ -48,7 +48,7 @@ PLAN_AGAIN = "plan again from the newest observation and intent"
 
 
 def check_plan(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
-    """Raise Refused unless `plan` is current and safe; `observation` is the newest one of the domain."""
+    """Raise Refused unless `plan` is current and safe. `observation` is the newest one of the domain."""
     _require_current(plan, intent, observation)
     # Additions rest on an observation that shows the removals done: an answer alone is no proof.
     directions = {isinstance(operation, CreatePartition | AddGpus) for operation in plan.operations}
@@ -107,7 +107,7 @@ def _require_certain(plan: PartitionPlan, intent: DomainIntent, observation: Dom
 
 
 class _SafetyRules:
-    """Decides from intent alone what may be done to a partition."""
+    """Decides from intent alone which changes of a partition are allowed."""
 
     def __init__(self, intent: DomainIntent) -> None:
         self.managed = intent.managed
@@ -136,8 +136,8 @@ class _SafetyRules:
                 raise Refused(f"GPU {unassigned[0]:#x} belongs in the default partition: nobody was given it")
             return
         owner = self._owner(target)
-        # A GUID that the controller does not list has no hardware: taking it out moves no GPU. What the site
-        # made for the free GPUs of a tray goes when the site no longer knows the machine of that tray.
+        # A GUID that the controller does not list has no hardware: taking it out moves no GPU. A partition
+        # for the free GPUs of a tray goes when the site no longer knows the machine of that tray.
         others = {gpu.guid for gpu in before.gpus if owner != f"tray-{gpu.chassis_serial}-{gpu.slot}"}
         self._require_managed(leaving & others)
         # GPUs may leave a second partition of the same logical partition for its home.
@@ -254,7 +254,7 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
 
 
 def _target_partition(observation: DomainObservation, operation: PartitionOperation) -> ObservedPartition:
-    """The partition of an operation, by id and name; of a create that was applied, by the name alone."""
+    """The partition of an operation, by id and name, or by the name alone after a create."""
     number = None if isinstance(operation, CreatePartition) else operation.partition_id
     for partition in observation.partitions:
         if partition.name == operation.name and number in (None, partition.id):

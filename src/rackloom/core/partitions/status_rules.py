@@ -48,7 +48,7 @@ from rackloom.core.partitions.planner import NO_NVLINK
 
 
 READING_VALID_SECONDS = 600.0
-"""A reading that is so much older than another is no evidence of the present: that controller is not read."""
+"""A reading that is this much older than another is no evidence: its controller is not read."""
 INTERVALS = 3
 READ_SECONDS = 40.0
 """Bound on one reading: every protocol reads a domain in four calls with a deadline of ten seconds. NMX-C has
@@ -96,7 +96,7 @@ class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
     blocked: Mapping[int, str]
     """Fabric GUID -> why the intent for the GPU cannot be met."""
     tenant_of: Mapping[int, str]
-    """Fabric GUID -> tenant whose instance has the GPU's machine."""
+    """Fabric GUID -> tenant of the instance on the GPU's machine."""
     managed: frozenset[int]
     """Fabric GUIDs of all machines of the site in this domain."""
     default_partition: DefaultPartitionPolicy
@@ -107,15 +107,15 @@ class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
     present: frozenset[int] = frozenset()
     """Fabric GUIDs that the controller listed."""
     uncertain: frozenset[int] = frozenset()
-    """Fabric GUIDs about whose partition the controller contradicts itself."""
+    """Fabric GUIDs for which the controller contradicts itself about the partition."""
     no_nvlink: frozenset[int] = frozenset()
-    """Fabric GUIDs whose health the controller reports as NO_NVLINK."""
+    """Fabric GUIDs of GPUs that the controller reports as NO_NVLINK."""
     others: tuple["DomainFacts", ...] = ()
     """The same facts as read from each other controller of the domain."""
 
 
 class DesiredGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU of an instance, and where its tenant wants it."""
+    """A GPU of an instance, and the logical partition that its tenant wants for it."""
 
     device_instance: int
     guid: int | None
@@ -231,7 +231,7 @@ def _first_reason(facts: DomainFacts, why_not: Callable[[DomainFacts], str | Non
 
 
 def _not_observed_since(since: float, guid: int | None, facts: DomainFacts) -> str | None:
-    """A claim needs an observation that began at or after the request, and says where the GPU is."""
+    """A claim needs an observation that began at or after the request, and shows the GPU."""
     if facts.observation is None:
         return facts.doubt
     # A GPU that the reading does not list may be in a partition that a contradictory list omits.
@@ -276,12 +276,12 @@ def _names(partitions: Iterable[ObservedPartition]) -> str:
 
 
 def _numbers(partitions: Iterable[ObservedPartition]) -> str:
-    # By number: a tenant reads this, and the name of another owner's partition would show whose it is.
+    # By number: a tenant reads this, and a name would show the owner of the partition.
     return _first_of([str(partition.id) for partition in partitions])
 
 
 def _first_of(partitions: Sequence[str]) -> str:
-    """All of a few; of many the first, and how many more: the sentence is stored for each GPU."""
+    """All of a few. Of many the first, and the number of the others: it is stored for each GPU."""
     named = " and ".join(partitions[:MOST_NAMED])
     more = len(partitions) - MOST_NAMED
     return f"{named} and {more} more" if more > 0 else named
