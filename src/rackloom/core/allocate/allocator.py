@@ -1,15 +1,15 @@
-"""The entry point: what one node can give to the claims of one pod, or why not.
+"""The entry point: allocates devices of one node to the claims of one pod, or reports why it cannot.
 
 Mode exact gives the answer of upstream's first-fit search: the same devices in the same order, and the
 same distinction between "not on this node" and an error. Mode best starts from that answer and looks
-for the valid one of least `Cost`. Where exact has no answer, best has none either.
+for the valid one of least `Cost`. If exact has no answer, best has none either.
 
-A node on which the requests cannot be met is refused. If one of its pools is invalid, the refusal
-becomes a fault of the node, as upstream reports it. All input is passed in and nothing is kept between
-calls. Callers with many calls pass a `SliceIndex` and a `SelectorCache` to keep what stays the same.
+A node that cannot meet the requests is refused. If one of its pools is invalid, the refusal becomes a
+fault of the node, as upstream reports it. All input is passed in and nothing is kept between calls. For
+many calls, pass one `SliceIndex` and one `SelectorCache`, so that their content is computed only once.
 
-Share ids in results are counted, so that planning is reproducible. They must never be stored in a
-cluster.
+Share ids in results are consecutive numbers, so that planning is reproducible. They must never be stored
+in a cluster.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +41,7 @@ SearchMode = Literal["exact", "best"]
 
 
 def numbered_ids() -> Callable[[], str]:
-    """Share ids for planning: counted, so that the same input gives the same answer. Never store them."""
+    """Consecutive share ids for planning: the same input gives the same answer. Never store them."""
     numbers = count(1)
     return lambda: f"00000000-0000-4000-8000-{next(numbers):012x}"
 
@@ -66,8 +66,8 @@ def allocate(
     """Devices for all `claims` of a pod on `node`, a refusal, or a fault.
 
     `proceed` is called before every step. When it returns False, the outcome is an undecided fault, or in
-    mode best the best answer so far, whose `optimality` says that it is not proved. Callers with many calls
-    pass one SliceIndex and one SelectorCache, which keep what is the same from call to call.
+    mode best the best answer so far, with an `optimality` that is not proved. For many calls, pass one
+    SliceIndex and one SelectorCache: they keep everything that doesn't change from call to call.
     """
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     # A fault before the search, such as a request that no node could meet, has taken no steps.
@@ -87,9 +87,9 @@ def solved(
     new_id: Callable[[], str],
     below: Cost | None = None,
 ) -> Outcome:
-    """The answer to one problem; in mode best the best one that was found.
+    """The answer to one problem, or the best answer found in mode best.
 
-    Mode best need not find what adds no less than `below` to the cost.
+    Mode best may skip answers that add `below` or more to the cost.
     """
     search = FirstFitSearch(problem, proceed)
     try:
@@ -98,7 +98,7 @@ def solved(
         # Mode best starts from this answer, and keeps it if it finds none that costs less.
         found, best = search.answer, None
         if mode == "best":
-            # Most searches are in mode exact: they do not load what ranks answers.
+            # Most searches are in mode exact and never rank answers, so the module is loaded only here.
             from rackloom.core.allocate.best import BranchAndBound
 
             best = BranchAndBound(problem, found, proceed, below)
@@ -122,7 +122,7 @@ def fault_of(node: Node, stop: AllocationStopped, steps: int) -> Fault:
 
 
 def refusal_of(problem: AllocationProblem, steps: int) -> Refusal | Fault:
-    """The refusal, or a fault of the node where one of its pools is invalid, as upstream reports it."""
+    """The refusal, or a fault of the node if one of its pools is invalid, as upstream reports it."""
     # An incomplete pool is no fault: its driver is still writing, and a later attempt may find the devices.
     invalid = [pool for pool in problem.pools if pool.trouble is PoolProblem.INVALID]
     if not invalid:
@@ -142,7 +142,7 @@ def results_of(
     answer: FoundAnswer,
     new_id: Callable[[], str],
 ) -> tuple[AllocationResult, ...]:
-    """One result per claim. Raises AllocationStopped where the node selector of one cannot be made."""
+    """One result per claim. Raises AllocationStopped if the node selector of a result cannot be made."""
     # The answer has the entries of all claims in one list. Each result gets those of its claim.
     try:
         return tuple(

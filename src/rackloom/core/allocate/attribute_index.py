@@ -1,26 +1,25 @@
 """The nodes on which a selector may hold, by the values of the attributes that it pins.
 
 A selector that pins an attribute (`cel.pins`) is false, without an error, on every device with another
-value of the same type. So a search need not come to a node where that is the case for every device. All
-other nodes it must visit, because what it finds there counts:
+value of the same type. If that holds for every device of a node, a search can skip the node. It must
+visit a node in any of these cases, because the devices or errors there affect the answer:
 
-- a device has one of the values, or a number in the range;
-- a device lacks the attribute or has it in another type, so that reading it may be an error;
-- a selector that is checked earlier, of the class or of the request, fails on a device;
-- a device or a counter is malformed, or the devices of the node cannot be gathered.
+- A device has one of the values, or a number in the range.
+- A device lacks the attribute or has it in another type, so that reading it may be an error.
+- A selector that is checked earlier, of the class or of the request, fails on a device.
+- A device or a counter is malformed, or the devices of the node cannot be gathered.
 
 Devices that an earlier selector refuses do not count.
 
 A `TaintIndex` rules nodes out by the taints that a request tolerates. A device with a blocking taint that the
-request does not tolerate cannot serve. So a search need not come to a node where that holds for the first
-blocking taint of every device, as long as no selector fails there: a selector is checked before taints, and
-its error counts.
+request does not tolerate cannot serve. A search can skip a node if that holds for the first blocking taint of
+every device and no selector fails there. Selectors are checked before taints, so their errors count.
 
-`AttributeIndexes` joins the pins of a request: a node that a pin of each alternative rules out is skipped, or
-one whose taints a request without selectors of its own does not tolerate.
+`AttributeIndexes` joins the pins of a request. It skips a node if a pin of each alternative rules it out. If
+a request has only its class's selectors, it also skips nodes with taints that the request does not tolerate.
 
-An index reads nodes in order, and a block of nodes further than the node that it finds at most. For ranges it
-keeps the least and the greatest number of each node, and of each block.
+An index reads nodes in order, at most one block further than the node that it finds. For ranges it keeps the
+least and the greatest number of each node and of each block.
 """
 
 from bisect import bisect_left, insort
@@ -46,14 +45,14 @@ _Value = TypeVar("_Value", bound=Hashable)
 class NodesByValue(Generic[_Value]):
     """Numbers of nodes by a value that their devices have, in ascending order.
 
-    Most values of a serial number or address are on one node alone, which is kept without a list.
+    Most serial numbers and addresses occur on one node only. Such a node is kept without a list.
     """
 
     def __init__(self) -> None:
         self._found: dict[_Value, int | list[int]] = {}
 
     def add(self, value: _Value, number: int) -> None:
-        """Note a value of a node. Numbers come in ascending order, each once for a value."""
+        """Note a value of a node. Call it in ascending order of numbers, once for each number and value."""
         others = self._found.get(value)
         if others is None:
             self._found[value] = number
@@ -63,7 +62,7 @@ class NodesByValue(Generic[_Value]):
             others.append(number)
 
     def first(self, value: _Value, start: int, end: int) -> int:
-        """The first node from `start` on with a value; `end` where there is none before."""
+        """The first node from `start` on that has a value, or `end` if none comes before it."""
         numbers = self._found.get(value, ())
         if isinstance(numbers, int):
             return numbers if start <= numbers < end else end
@@ -71,17 +70,17 @@ class NodesByValue(Generic[_Value]):
 
 
 def _first_of(numbers: Sequence[int], start: int, end: int) -> int:
-    """The first of sorted numbers from `start` on; `end` where there is none."""
+    """The first of the sorted numbers that is at least `start`, or `end` if there is none."""
     at = bisect_left(numbers, start)
     return numbers[at] if at < len(numbers) else end
 
 
 _CHANGED_SHARE = 8
-"""One node in so many may have changed since an index read it."""
+"""An index is read again when more than one in this number of its nodes has changed."""
 
 
 class _NodeIndex:
-    """The nodes as far as an index read them, and those that are visited in any case."""
+    """The nodes that an index has read, and those that are visited in any case."""
 
     def __init__(self, passing: Callable[[int], DevicesByDriver | None]) -> None:
         """`passing` gives the devices of a node that count, or None if the node is visited in any case."""
@@ -89,14 +88,14 @@ class _NodeIndex:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was read."""
+        """Forget all nodes."""
         self.read = self._changed = 0
-        """How many nodes were read, the first ones."""
+        """The number of nodes that were read, counted from the first."""
         self._always: list[int] = []
         """Nodes that are visited in any case."""
 
     def forget(self, number: int) -> None:
-        """The devices of a node changed: it is visited in any case. After many, all is read again."""
+        """Visit a node in any case, because its devices changed. After many changes, read all nodes again."""
         if number >= self.read:
             return
         self._changed += 1
@@ -110,7 +109,7 @@ class _NodeIndex:
 
 
 class _IndexKey(NamedTuple):
-    """What an index depends on."""
+    """The inputs that determine an index."""
 
     earlier: tuple[str, ...]
     """Selectors that are checked before the one that pins."""
@@ -118,27 +117,27 @@ class _IndexKey(NamedTuple):
 
 
 _BLOCK = 64
-"""Nodes whose least and greatest value are kept together."""
+"""Nodes that share one entry for their least and greatest value."""
 _NumberRange = tuple[int, int]
 
 
 class AttributeIndex(_NodeIndex):
-    """The nodes by the value of one attribute, as far as they were read."""
+    """The nodes that were read, by the value of one attribute."""
 
     def __init__(self, passing: Callable[[int], DevicesByDriver | None], name: PinnedName) -> None:
         self._name = name
         super().__init__(passing)
 
     def restart(self) -> None:
-        """Forget what was read."""
+        """Forget all nodes."""
         super().restart()
         self._with_value = NodesByValue[Scalar]()
         self._ranges: list[_NumberRange | None] = []
-        """Of each node, the least and the greatest number."""
+        """The least and the greatest number of each node."""
         self._blocks: list[_NumberRange | None] = []
 
     def first(self, pin: Pin, start: int, reach: int) -> int:
-        """The first node from `start` on that the pin does not rule out; `reach` where none comes before."""
+        """The first node from `start` on that the pin does not rule out, or `reach` if none comes before."""
         for number in range(self.read, reach):
             self._add(number)
         found = min(reach, _first_of(self._always, start, reach))
@@ -177,7 +176,7 @@ class AttributeIndex(_NodeIndex):
             self._with_value.add(value, number)
 
     def _values(self, number: int) -> set[Scalar] | None:
-        """The values of a node's devices; None where it must be visited in any case."""
+        """The values of a node's devices, or None if the node must be visited in any case."""
         groups = self._passing(number)
         if groups is None:
             return None
@@ -207,14 +206,14 @@ class AttributeIndex(_NodeIndex):
 
 
 def _may_meet(between: _NumberRange | None, low: int | None, high: int | None) -> bool:
-    """Whether a number from the least to the greatest may be from `low` to `high`."""
+    """Whether the range from the least to the greatest number overlaps that from `low` to `high`."""
     if between is None:
         return False
     return (low is None or between[1] >= low) and (high is None or between[0] <= high)
 
 
 def _scalar(attribute: DeviceAttribute) -> Scalar | None:
-    """The value that a selector sees; None for lists, versions and what is malformed."""
+    """The value that a selector sees, or None for lists, versions and malformed attributes."""
     if attribute.ints is not None or attribute.bools is not None:
         return None
     if attribute.strings is not None or attribute.versions is not None:
@@ -228,22 +227,22 @@ def _scalar(attribute: DeviceAttribute) -> Scalar | None:
 
 
 class TaintIndex(_NodeIndex):
-    """The nodes by the first blocking taint of their devices, as far as they were read."""
+    """The nodes that were read, by the first blocking taint of their devices."""
 
     def restart(self) -> None:
-        """Forget what was read."""
+        """Forget all nodes."""
         super().restart()
         self._tainted: list[int] = []
         self._of_key = NodesByValue[str]()
         self._of_value = NodesByValue[tuple[str, str]]()
 
     def first(self, tolerations: Iterable[DeviceToleration], start: int, reach: int) -> int:
-        """The first node from `start` on that taints do not rule out; `reach` where none comes before."""
+        """The first node from `start` on that taints do not rule out, or `reach` if none comes before it."""
         for number in range(self.read, reach):
             self._add(number)
         found = min(_first_of(self._always, start, reach), reach)
         for toleration in tolerations:
-            # Each toleration only looks below the node that is found already.
+            # Each toleration looks only at nodes before the one that is found already.
             if not toleration.key:
                 found = min(_first_of(self._tainted, start, found), found)
             elif toleration.operator in ("", "Equal"):
@@ -282,21 +281,21 @@ _INDEXES_KEPT = 16
 
 
 class _Term(NamedTuple):
-    """What rules nodes out, for one request."""
+    """A function of an index that rules nodes out for one request."""
 
     of: AttributeIndex | TaintIndex
     first: Callable[[int, int], int]
-    """The first node from a number on, below another one."""
+    """The first node in a range of numbers, or the end of the range if there is none."""
 
 
 _Terms = list[list[_Term]]
-"""Of each list, one must be met."""
+"""One term of each list must be met."""
 _Key = TypeVar("_Key", bound=Hashable)
 _Index = TypeVar("_Index", bound=_NodeIndex)
 
 
 class AttributeIndexes:
-    """The indexes of a fleet, for the attributes that selectors pinned last, and for taints."""
+    """The indexes of a fleet, for taints and for the attributes that recent selectors pinned."""
 
     def __init__(self, nodes: FleetNodes, selectors: SelectorCache) -> None:
         self._nodes = nodes
@@ -306,7 +305,7 @@ class AttributeIndexes:
         self._written = WrittenDevices(nodes)
         self._passing: dict[tuple[str, ...], PassingDevices] = {}
         self._tainted: bool | None = None
-        """Whether a device has a taint, or had: then an index is read that may rule out nothing."""
+        """Whether a device has or had a taint. If it only had one, the index may rule out nothing."""
 
     def forget(self, number: int) -> None:
         """The devices of a node changed."""
@@ -318,9 +317,9 @@ class AttributeIndexes:
             taints.forget(number)
 
     def nodes_for(self, choice: Alternatives) -> Callable[[int], int] | None:
-        """The function that gives, for a node, the first from it on that a request may be met on.
+        """A function that takes a node and finds the first node from it on that may meet a request.
 
-        It gives the number of nodes where there is none. None where nothing rules out any node.
+        It returns the number of nodes if there is none. The result is None if no node can be ruled out.
         """
         choices = [self._terms(ask) for ask in choice]
         if not choice or not all(choices):
@@ -329,8 +328,8 @@ class AttributeIndexes:
         end = len(self._nodes.nodes)
 
         def first(start: int) -> int:
-            # To look at what was read costs little. Reading more goes in steps, small ones first, so that no
-            # alternative reads on where another is met soon.
+            # Nodes that were read already cost little. Reading more goes in steps, small ones first, so that
+            # no alternative reads on if another is met soon.
             reach = min(max(start + 1, min(index.read for index in indexes)), end)
             step = 1
             while True:
@@ -359,7 +358,7 @@ class AttributeIndexes:
                     either.append(_Term(index, partial(index.first, pin)))
                 found.append(either)
             earlier.append(program.expression)
-        # A request with selectors of its own is seldom asked again: it is not worth an index.
+        # A request with more selectors than its class's seldom comes again, so it is not worth an index.
         if ask.selectors or not self._nodes.heeds_taints:
             return found
         if self._tainted is None:
@@ -371,13 +370,13 @@ class AttributeIndexes:
         return found
 
     def _kept(self, indexes: OrderedDict[_Key, _Index], key: _Key, make: Callable[[], _Index]) -> _Index:
-        """The index of a key. Of those that are kept, the one that was used longest ago goes first."""
+        """The index of a key. When too many are kept, the least recently used one is dropped."""
         index = indexes.get(key)
         if index is None:
             index = indexes[key] = make()
             if len(indexes) > _INDEXES_KEPT:
                 indexes.popitem(last=False)
-                # Devices that selectors let through are kept as long as an index reads them.
+                # The devices that selectors let through are kept as long as an index reads them.
                 used = {*self._taints, *(kept.earlier for kept in self._indexes)}
                 self._passing = {before: self._passing[before] for before in self._passing.keys() & used}
         indexes.move_to_end(key)
@@ -391,7 +390,7 @@ class AttributeIndexes:
 
 
 def _first_in_all(terms: _Terms, start: int, reach: int) -> int:
-    """The first node from `start` on that no term rules out; `reach` where none comes before."""
+    """The first node from `start` on that no term rules out, or `reach` if none comes before it."""
     agreed = 0
     while agreed < len(terms) and start < reach:
         agreed = 0

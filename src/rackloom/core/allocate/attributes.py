@@ -1,14 +1,13 @@
-"""Attributes of published devices: from plain values to the API's, and the join key among them.
+"""Attributes of published devices: converts plain values to the API's, and builds those of the join key.
 
-An attribute that is not known is absent, so no value stands for "unknown": a selector could match it. A text
-of more than 64 bytes is left out as well. The API server refuses the whole slice for a longer one, and half
-a name would be a wrong one.
+An unknown attribute is absent. A selector could match a value that stands for "unknown". A text of more than
+64 bytes is left out too: the API server would refuse the whole slice, and a truncated name would be wrong.
 
-The join key lets whoever has both sides join the switch controller's view (chassis, slot, module id, fabric
-GUID) with that of Kubernetes (GPU UUID, clique). `gpu_attributes` describes one GPU. `tray_attributes`
-describes a device that stands for all GPUs of a tray (an IMEX channel): chassis and slot where all GPUs
-agree, and `module<N>UUID` and `module<N>FabricGUID` for each GPU. Names without a domain belong to the
-driver that publishes them.
+The join key connects the switch controller's view (chassis, slot, module id, fabric GUID) with that of
+Kubernetes (GPU UUID, clique). `gpu_attributes` describes one GPU. `tray_attributes` describes a device that
+stands for all GPUs of a tray (an IMEX channel). It has chassis and slot if all GPUs agree, and
+`module<N>UUID` and `module<N>FabricGUID` for each GPU. Names without a domain belong to the driver that
+publishes them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,7 @@ from rackloom.topology.join_key import GpuKey
 
 STANDARD_DOMAIN = "resource.kubernetes.io"
 LONGEST_TEXT = 64
-"""Bytes of a string attribute."""
+"""The most bytes of a string attribute."""
 CLIQUE, TRAY = "clique", "tray"
 CHASSIS_SERIAL, SLOT, MODULE_ID = "chassisSerial", "slot", "moduleID"
 FABRIC_GUID, GPU_UUID = "fabricGUID", "uuid"
@@ -29,7 +28,7 @@ AttributeValues = dict[str, AttributeValue]
 
 
 def device_attributes(values: Mapping[str, AttributeValue]) -> dict[str, DeviceAttribute]:
-    """Attributes of the values that are known and fit; neither None nor an empty text is known."""
+    """Attributes of the values that are known and fit. None and an empty text count as unknown."""
     found = {name: _attribute(value) for name, value in values.items()}
     return {name: attribute for name, attribute in found.items() if attribute is not None}
 
@@ -46,7 +45,7 @@ def _attribute(value: AttributeValue) -> DeviceAttribute | None:
 
 
 def clique_attributes(clique: str) -> AttributeValues:
-    """The clique `<clusterUUID>.<cliqueId>`, whole and in parts; nothing for a node without one."""
+    """The clique `<clusterUUID>.<cliqueId>`, whole and in parts. Empty for a node without a clique."""
     if not clique:
         return {}
     cluster_uuid, _, clique_id = clique.rpartition(".")
@@ -54,15 +53,15 @@ def clique_attributes(clique: str) -> AttributeValues:
 
 
 def gpu_attributes(key: GpuKey) -> AttributeValues:
-    """What one GPU's key says, for a device that is this GPU."""
+    """The attributes that one GPU's key gives to the device of this GPU."""
     module = {} if key.place is None else {MODULE_ID: key.place.value.module_id}
     return {**_slot_attributes(key), **module, FABRIC_GUID: _guid_text(key), GPU_UUID: _uuid_text(key)}
 
 
 def tray_attributes(keys: Iterable[GpuKey]) -> AttributeValues:
-    """What the keys of a tray's GPUs say, for a device that stands for all of them.
+    """The attributes that the keys of a tray's GPUs give to a device that stands for all of them.
 
-    `module<N>UUID` and `module<N>FabricGUID` name each GPU; chassis and slot are there when all agree.
+    `module<N>UUID` and `module<N>FabricGUID` name each GPU. Chassis and slot are present if all agree.
     """
     located = [(key.place.value.module_id, key) for key in keys if key.place is not None]
     trays = [_slot_attributes(key) for _, key in located]
@@ -84,10 +83,10 @@ def _uuid_text(key: GpuKey) -> str | None:
 
 
 def _guid_text(key: GpuKey) -> str | None:
-    """As switch controllers and nvidia-smi print it."""
+    """The GUID as switch controllers and nvidia-smi print it."""
     return None if key.fabric_guid is None else f"0x{key.fabric_guid.value:016x}"
 
 
 def is_whole_gpu(kind: str | None) -> bool:
-    """Whether a device of the GPU driver is a GPU, and not a part of one, by its attribute `type`."""
+    """Whether the attribute `type` of a GPU driver's device means a whole GPU, not a part of one."""
     return kind in (None, "gpu")

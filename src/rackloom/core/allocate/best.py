@@ -3,25 +3,25 @@
 `CostModel` prices an answer by the fields of `Cost`: steps down the alternatives, locality groups (NUMA
 nodes, PCIe roots, NVLink cliques) left partly used, room in the counter sets that are drawn from,
 distance between devices of two requests, and pairs without a common NVLink clique. For an unfinished
-answer it gives a lower bound: `more` devices bring only so many allocation units into use, so of the
-groups of a kind that are partly used, they complete the ones with the fewest free units at best.
+answer it gives a lower bound. `more` devices bring a limited number of allocation units into use. At
+best they complete those partly used groups of a kind that have the fewest free units.
 
-`BranchAndBound` starts with the first fit as the best known answer. It leaves a branch whose bound is
+`BranchAndBound` starts with the first fit as the best known answer. It leaves a branch if its bound is
 not below the best cost. Within a request it tries devices cheapest first, and only one of each class of
 interchangeable devices. A device that was tried is left to no later branch of the same request. A
-selector or derived attribute that fails on a device is no error here: the device is not chosen. Where
-no answer exists, none is invented, because the first fit comes first.
+selector or derived attribute that fails on a device is no error here: the device is not chosen. If no
+answer exists, the first fit has already failed, so this search never starts.
 
 The search ends with a proof that nothing is cheaper, or is cut short by the caller or by MAX_TRIALS.
-Then the best answer so far counts. The least bound of all branches that were left open says how much
-less another answer may cost (`Optimality.at_least`); if that is the cost itself, it is proved after all.
+Then the best answer so far counts. No answer costs less than the least bound of all branches that were
+left open (`Optimality.at_least`). If that bound equals the best cost, the answer is proved after all.
 
-`best_of_nodes` takes the best answer of several nodes. They are compared by what the answer changes: a
-group that was broken before stays so, whatever is done on another node. `NodeLocalities` tells which
-nodes have the same locality, so that one search answers for all of them.
+`best_of_nodes` takes the best answer of several nodes. It compares the changes that the answers make,
+because a group that was broken before stays broken when another node is chosen. `NodeLocalities` finds
+nodes with the same locality, so that one search answers for all of them.
 
 Drivers publish locality under several names: the standard attributes of resource.kubernetes.io, and
-DRANET's own. NVLink cliques have no standard name; `clique` and `cliqueID` in the driver's domain are
+DRANET's own. NVLink cliques have no standard name, so `clique` and `cliqueID` in the driver's domain are
 read.
 """
 
@@ -58,17 +58,17 @@ from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer
 from rackloom.core.allocate.quantity import exact_value
 from rackloom.core.allocate.symmetry import DeviceSymmetry
 
-# Locality: what a device shares with its neighbours, as far as its driver publishes it.
+# Locality: the places that a device shares with its neighbours, if its driver publishes them.
 
 
 _CLIQUE_ATTRIBUTES = ("cliqueID", "clique")
 
 AllocationUnit = tuple[Hashable, ...]
-"""What is in use or free as a whole: a device, or a counter set with all partitions that draw from it."""
+"""A device, or a counter set with all partitions that draw from it. It is in use or free as a whole."""
 
 
 class DeviceLocality(msgspec.Struct, frozen=True):
-    """What a device shares with its neighbours; empty where it is not published."""
+    """The places that a device shares with its neighbours. Empty if they are not published."""
 
     numa: AttributeValues
     roots: AttributeValues
@@ -98,7 +98,7 @@ def locality_of(candidate: CandidateDevice) -> DeviceLocality:
 
 
 def units_of(candidate: CandidateDevice) -> tuple[AllocationUnit, ...]:
-    """What comes into use with the device."""
+    """The units that come into use with the device."""
     sets = {use.counter_set for use in candidate.device.consumes_counters}
     return tuple((*candidate.pool.key, "counters", name) for name in sorted(sets)) or ((*candidate.id,),)
 
@@ -115,11 +115,11 @@ LocalityGroup = tuple[str, Hashable]
 
 
 class CostModel:
-    """The groups of a node's devices, and what was in use of them before."""
+    """The groups of a node's devices, and the units of them that were in use before."""
 
     def __init__(self, candidates: Sequence[CandidateDevice], ledger: AllocationLedger) -> None:
         self.localities: list[DeviceLocality] = [locality_of(candidate) for candidate in candidates]
-        # Partitions of a GPU share one unit, its counter set: one of them in use makes it used.
+        # Partitions of a GPU share one unit, its counter set. If one of them is in use, the unit is used.
         self._units = [units_of(candidate) for candidate in candidates]
         self.used: list[bool] = [ledger.ever_held(candidate.id) for candidate in candidates]
         """Whether a device was in use before, by position."""
@@ -138,19 +138,19 @@ class CostModel:
             unit: room for candidate in candidates for unit, room in _counter_room(candidate, ledger)
         }
         self.broken_before = sum(map(bool, map(self._free_of_started, self._members)))
-        """Groups of which a part was in use and a part free before."""
+        """The number of groups that were partly in use before."""
         self._reach = max(map(len, self._units), default=1)
-        """Units that one device brings into use at most."""
+        """The most units that one device brings into use."""
         self._memberships: dict[str, int] = {kind: 1 for kind, _ in self._members}
-        """How many groups of a kind one allocation unit is in at most."""
+        """The most groups of each kind that one allocation unit is in."""
         for groups in self._groups.values():
             for kind, count in Counter(kind for kind, _ in groups).items():
                 self._memberships[kind] = max(self._memberships[kind], count)
         self._distances: dict[tuple[int, int], int] = {}
 
     def cost(self, alternatives: int, entries: Sequence[DeviceAssignment], more: int = 0) -> Cost:
-        """The cost of an answer. With `more` devices still to come at most, what it will cost at least."""
-        # Admin access looks at a device and takes nothing of it.
+        """The cost of an answer, or its lower bound if at most `more` devices are still to come."""
+        # Admin access looks at a device and takes nothing from it.
         holding = [entry.candidate.position for entry in entries if not entry.ask.admin]
         units = {unit for position in holding for unit in self._units[position]}
         # Only devices of one claim work together. Those of one request may be apart, but should be linked.
@@ -171,7 +171,7 @@ class CostModel:
         )
 
     def _broken(self, taken: Iterable[AllocationUnit], more: int) -> int:
-        """Groups that are and stay partly in use.
+        """The number of groups that are and stay partly in use.
 
         `more` devices cannot use up more free units than they bring into use. At best they complete those of
         the groups that have the fewest free units.
@@ -192,7 +192,7 @@ class CostModel:
         broken = 0
         for kind, lefts in free.items():
             broken += len(lefts)
-            # Every device may use up a free unit in each group that its units are in: at most this many.
+            # A device may use up a free unit in each group that its units are in, so at most this many.
             room = more * self._reach * self._memberships[kind]
             for left in sorted(lefts):
                 room -= left
@@ -202,7 +202,7 @@ class CostModel:
         return broken
 
     def _free_of_started(self, group: LocalityGroup, count: int = 0) -> int:
-        """The free units of a group of which `count` more are in use; 0 where none is in use at all."""
+        """The free units of a group if `count` more are in use, or 0 if none is in use at all."""
         taken = self._taken[group] + count
         return len(self._members[group]) - taken if taken else 0
 
@@ -210,7 +210,7 @@ class CostModel:
         key = (a.candidate.position, b.candidate.position)
         if key not in self._distances:
             first, second = (self.localities[position] for position in key)
-            # What is not published is not shared, so unknown places count as far apart.
+            # Places that are not published are not shared, so devices at unknown places count as far apart.
             near = 1 if first.numa & second.numa else 2
             self._distances[key] = 0 if first.roots & second.roots else near
         return self._distances[key]
@@ -219,7 +219,7 @@ class CostModel:
 def _counter_room(
     candidate: CandidateDevice, ledger: AllocationLedger
 ) -> Iterable[tuple[AllocationUnit, int]]:
-    """What was left of each counter set of a device: the mean of its counters, in thousandths."""
+    """The part of each counter set of a device that was left: the mean of its counters, in thousandths."""
     for unit in units_of(candidate) if candidate.device.consumes_counters else ():
         name, left = str(unit[-1]), ledger.book(candidate).at_first
         counters = candidate.pool.counter_sets[name].counters.items()
@@ -232,7 +232,7 @@ def _counter_room(
         yield unit, int(1000 * sum(parts, Fraction(0)) / len(parts)) if parts else 0
 
 
-# Interchangeable devices. PCIe roots tie devices together as constraints do; NUMA nodes and cliques keep
+# Interchangeable devices. PCIe roots tie devices together as constraints do. NUMA nodes and cliques keep
 # their names, so devices of different nodes or cliques stay apart.
 
 
@@ -243,7 +243,7 @@ class InterchangeableDevices:
         asks = tuple(chain.from_iterable(problem.plan))
         self._ledger = problem.ledger
         self._constraints = tuple(dict.fromkeys(chain.from_iterable(map(self._ledger.constraints, asks))))
-        # A common PCIe root ties devices, too: two GPUs are alike only if the NICs beside them are.
+        # A common PCIe root ties devices too: two GPUs are alike only if the NICs beside them are.
         ties = (*self._constraints, Constraint(PCIE_ROOT, (), distinct=False, lists=True))
         self._symmetry = DeviceSymmetry(problem, asks, ties)
         localities = ranking.localities
@@ -253,20 +253,20 @@ class InterchangeableDevices:
         ]
 
     def classes(self, allowed: Sequence[CandidateDevice]) -> list[list[CandidateDevice]]:
-        """`allowed` by class, in order of their first members."""
+        """The classes of `allowed`, in order of their first members."""
         holders: dict[int, list[Hashable]] = {}
         for entry in self._ledger.entries:
             where = (entry.ask.claim, entry.ask.request)
             holders.setdefault(entry.candidate.position, []).append(where)
         open_ = {device.position for device in allowed}
-        # Two devices are interchangeable now if they have one shape, the same holders, are both still
-        # allowed or not, and their groups are in the same condition.
+        # Two devices are interchangeable now if they have the same shape and the same holders, both or
+        # neither are still allowed, and their groups are in the same condition.
         fate = [
             (self._shape[position], tuple(holders.get(position, ())), position in open_)
             for position in range(len(self._shape))
         ]
-        # The condition of a group: how its devices fare, and which of its values constraints still hold or
-        # have used.
+        # The condition of a group: the fates of its devices, and which of its values constraints still hold
+        # or have used.
         conditions: dict[int, Hashable] = {}
         for group in {self._symmetry.group[position] for position in open_}:
             fates = Counter(fate[position] for position in self._symmetry.members[group])
@@ -288,7 +288,7 @@ class InterchangeableDevices:
 
 
 MAX_TRIALS = 10_000
-"""Devices tried in all, seconds for 32 of 128: a proof can take exponentially many."""
+"""The most devices tried in all: seconds for 32 of 128 devices. A proof can take exponentially many."""
 
 
 class _SearchCutShort(Exception):
@@ -296,7 +296,7 @@ class _SearchCutShort(Exception):
 
 
 class BranchAndBound:
-    """One search for an answer that costs less than `first`, and adds less than `below` to the cost."""
+    """One search for an answer that costs less than `first` and adds less than `below` to the cost."""
 
     def __init__(
         self,
@@ -328,20 +328,20 @@ class BranchAndBound:
         self.cost = self._cost(first.chosen, first.entries)
         before = self._ranking.broken_before
         self._limit = self.cost if below is None else min(self.cost, _with_broken(below, before))
-        """What costs as much is of no use."""
+        """An answer must cost less than this to be of use."""
         self._open: list[Cost] = []
-        """Bounds of the branches that a search left open when it was cut short."""
+        """Bounds of the branches that the search left open when it was cut short."""
         self.trials = 0
 
     def run(self) -> None:
-        """Search; `found` is then the best known answer."""
+        """Search, and leave the best known answer in `found`."""
         with suppress(_SearchCutShort):
             self._choose(0)
 
     @property
     def optimality(self) -> Optimality:
-        """How good what was found is."""
-        # Nothing costs less than the limit, nor than the least bound of a branch that was left open.
+        """The cost of the answer that was found, and how far it is proved."""
+        # Every answer costs at least the limit, or the least bound of a branch that was left open.
         at_least = min([self._limit, *self._open])
         return Optimality(
             cost=self.cost,
@@ -357,7 +357,7 @@ class BranchAndBound:
         return self._ranking.cost(steps_down, entries, more)
 
     def _bound(self, left: int) -> Cost:
-        """What everything below costs at least, when the current request still takes `left` devices."""
+        """The least cost of any answer below, if the current request still takes `left` devices."""
         # Costs never shrink as devices are added, except that a group left partly used may become fully
         # used. `most` is the largest number of devices that can still do that.
         later = self._plan[len(self._chosen) :]
@@ -368,7 +368,7 @@ class BranchAndBound:
         if index == len(self._plan):
             self._keep_if_better()
             return
-        # All bounds come first: a cut that happens below an alternative leaves the ones after it open.
+        # Compute all bounds first: a cut below one alternative leaves the ones after it open.
         options = []
         for ask in self._plan[index]:
             self._chosen.append(ask)
@@ -386,7 +386,7 @@ class BranchAndBound:
             self._pick(ask, index, self._problem.devices_needed(ask), self._serving[ask], bound)
             return
         before = len(self._ledger.entries)
-        # Mode All has one way only: its whole list.
+        # Mode All has only one way: its whole list.
         with self._leaves_open([bound]):
             entered = all(self._entered(ask, candidate) for candidate in self._problem.everything[ask])
         if entered:
@@ -401,11 +401,11 @@ class BranchAndBound:
         allowed: Sequence[CandidateDevice],
         bound: Cost,
     ) -> None:
-        """One more device of a request. A device that was tried is not offered to later branches again."""
+        """Pick one more device for a request. A device that was tried is not offered to later branches."""
         if left == 0:
             self._choose(index + 1)
             return
-        # Try one device of each class of copies, to learn which can be had and what each costs at least.
+        # Try one device of each class of copies, to learn which can be had and the least cost of each.
         trials: list[tuple[Cost, list[CandidateDevice]]] = []
         with self._leaves_open([bound]):
             for copies in self._interchangeable.classes(allowed):
@@ -414,20 +414,20 @@ class BranchAndBound:
                     self._ledger.strike()
         trials.sort(key=lambda trial: trial[0])
         for number, (least, copies) in enumerate(trials):
-            # Trials are sorted by bound: none of the rest can be cheaper either.
+            # Trials are sorted by bound, so none of the rest can be cheaper.
             if least >= self._limit:
                 return
             self._ledger.enter(ask, copies[0])
             # Classes that were tried before this one are left out, so that no set of devices comes twice.
             rest = [device for _, more in trials[number:] for device in more if device is not copies[0]]
-            # What is left open, if the search is cut short below, costs as much as the next trial at least.
+            # If the search is cut short below, the trials left open cost at least as much as the next one.
             with self._leaves_open(other for other, _ in trials[number + 1 : number + 2]):
                 self._pick(ask, index, left - 1, rest, least)
             self._ledger.strike()
 
     @contextmanager
     def _leaves_open(self, bounds: Iterable[Cost]) -> Iterator[None]:
-        """Note the bounds of branches that stay open where the search is cut short inside."""
+        """Note the bounds of branches that stay open if the search is cut short inside."""
         try:
             yield
         except _SearchCutShort:
@@ -441,15 +441,15 @@ class BranchAndBound:
         try:
             return self._ledger.enter(ask, candidate) is None
         except AllocationStopped:
-            # As where a selector fails: the device is just not chosen.
+            # As if a selector fails: the device is just not chosen.
             return False
 
     def _keep_if_better(self) -> None:
-        """A complete answer: keep it if it costs less. Within a request, devices are in order of position."""
+        """Keep a complete answer if it costs less. Within a request, devices are in order of position."""
         cost = self._cost(self._chosen, self._ledger.entries)
         if cost >= self._limit:
             return
-        # Devices were entered cheapest first; results list them as mode exact does.
+        # Devices were entered cheapest first, but results list them as mode exact does.
         order = {ask: number for number, ask in enumerate(self._chosen)}
         entries = sorted(self._ledger.entries, key=lambda entry: (order[entry.ask], entry.candidate.position))
         self.cost = self._limit = cost
@@ -460,18 +460,18 @@ class BranchAndBound:
 
 
 class NodeLocalities:
-    """Numbers the nodes of a fleet by the locality of their devices: equal numbers, equal costs."""
+    """Numbers the nodes of a fleet by the locality of their devices. Equal numbers mean equal costs."""
 
     def __init__(self) -> None:
         self._kinds: dict[Hashable, int] = {}
         self._of_node: dict[int, int] = {}
 
     def forget(self, number: int) -> None:
-        """The devices of a node changed."""
+        """Forget the number of a node, because its devices changed."""
         self._of_node.pop(number, None)
 
     def of(self, number: int, candidates: Iterable[CandidateDevice]) -> int:
-        """The kind of a node. `number` is that of the node in its fleet."""
+        """The kind of a node. `number` is the node's number in its fleet."""
         kind = self._of_node.get(number)
         if kind is None:
             found = tuple(map(locality_of, candidates))
@@ -480,10 +480,10 @@ class NodeLocalities:
 
 
 def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outcome:
-    """The allocation that adds the least cost; of equals the first. A refusal where there is none.
+    """The first allocation that adds the least cost, or a refusal if there is none.
 
-    Each search is on one node. It is told the least cost so far and need not find what costs as much. A
-    fault counts only where no node before it serves.
+    Each search is on one node. It gets the least cost so far and may skip answers that don't cost less. A
+    fault counts only if no node before it serves.
     """
     found: Allocation | None = None
     least: Cost | None = None
@@ -494,11 +494,11 @@ def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outco
         if isinstance(outcome, Fault):
             if found is None:
                 return outcome
-            # An undecided node might have had a cheaper answer, so nothing is proved any more.
+            # An undecided node might have had a cheaper answer, so nothing is proved anymore.
             decided = decided and not outcome.undecided
         if not isinstance(outcome, Allocation) or outcome.optimality is None:
             continue
-        # Compare what the answers change: groups that were broken before are no fault of an answer.
+        # Compare only the changes: an answer is not to blame for groups that were broken before.
         before = outcome.optimality.broken_before
         added = _with_broken(outcome.optimality.cost, -before)
         if outcome.optimality.at_least is not None:
@@ -507,7 +507,7 @@ def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outco
             found, least = outcome, added
     if found is None or found.optimality is None:
         return Refusal(node="", steps=0)
-    # The least bound of any node bounds them all. It counts from the state of the node that was chosen.
+    # The least bound of any node bounds them all. Add the groups that the chosen node had broken before.
     before = found.optimality.broken_before
     bound = _with_broken(min(at_least), before) if decided else None
     optimality = replace(found.optimality, proved=bound == found.optimality.cost, at_least=bound)
@@ -515,5 +515,5 @@ def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outco
 
 
 def _with_broken(cost: Cost, more: int) -> Cost:
-    """The cost with so many more groups that are partly in use."""
+    """The cost with `more` more groups that are partly in use."""
     return replace(cost, broken=cost.broken + more)

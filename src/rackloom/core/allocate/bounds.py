@@ -5,10 +5,10 @@ therefore has no answer, and no branch with an answer is ever refused. `Relaxati
 this order:
 
 1. Every request finds enough free devices on its own.
-2. All requests together find devices, where only use, selectors and counters count. This is a maximum
-   flow from requests through classes of like devices to counter sets.
+2. All requests together find devices if only use, selectors and counters count. This is a maximum flow
+   from requests through classes of like devices to counter sets.
 3. The counters of each pool, added up by name, carry the least that the requests draw.
-4. For each constraint alone: matchAttribute has a value under which its requests can be met;
+4. Each constraint can be kept alone. matchAttribute has a value under which its requests can be met.
    distinctAttribute has as many values as devices.
 5. N constraints over equal requests, such as N pairs of a GPU and a NIC, find N times a value with room
    for one.
@@ -48,14 +48,14 @@ def demands_met(
 ) -> bool:
     """Whether every demand gets its amount.
 
-    A demand is (how much it may take from each supply, how much it needs); a supply gives at most `supply`,
-    and the supplies of a group together at most `group_supply`.
+    A demand is the amount that it may take from each supply, and the amount that it needs. A supply gives at
+    most `supply`, and the supplies of a group together give at most `group_supply`.
     """
     # source -> demand -> supply -> (group ->) sink. All demands are met exactly if the flow fills every
     # edge that leaves the source.
     capacity: dict[Hashable, dict[Hashable, int]] = {"source": {}}
     wanted = 0
-    # Equal demands become one: requests often repeat, and what they get together can be shared out again.
+    # Equal demands become one: requests often repeat, and their total can be divided among them later.
     equal = Counter((frozenset(rows.items()), need) for rows, need in demands)
     for (row, need), times in equal.items():
         node = ("demand", len(capacity["source"]))
@@ -76,8 +76,8 @@ def demands_met(
             met += _push_along(capacity, ["source", demand, place, onward, *end])
             if not capacity["source"][demand]:
                 break
-    # Ford and Fulkerson: the flow is largest once no path has room. Such a path may take back what a
-    # straight one gave, so the order above loses nothing.
+    # Ford and Fulkerson: the flow is largest when no path has room. Such a path may take flow back from a
+    # straight one, so the order above loses nothing.
     while met < wanted and (path := _augmenting_path(capacity)) is not None:
         met += _push_along(capacity, path)
     return met == wanted
@@ -118,16 +118,16 @@ def _augmenting_path(capacity: dict[Hashable, dict[Hashable, int]]) -> list[Hash
 
 
 OpenAlternative = tuple[RequestAlternative, int, int]
-"""An ask, how many devices it still needs, and the position from which it may take them."""
+"""An alternative, the number of devices that it still needs, and the first position to take them from."""
 OpenRequest = Sequence[OpenAlternative]
-"""The alternatives of one request, of which one is to be met."""
+"""The alternatives of one request. One of them must be met."""
 ClassFilter = Callable[[int], bool]
 DemandKey = tuple[tuple[int, int, int], ...]
-"""A request as counts see it: of each alternative, who serves it, how many, and from which position."""
+"""A request as the counts see it: the kind, the number and the first position of each alternative."""
 
 
 class DeviceDemand(msgspec.Struct, frozen=True):
-    """What equal requests need at least, and how much they may take from which class of devices."""
+    """The least that equal requests need, and the most that they may take from each class of devices."""
 
     rows: Mapping[int, int]
     need: int
@@ -147,9 +147,9 @@ class Relaxation:
         self._classes = [[problem.candidates[number] for number in alike] for alike in symmetry.classes()]
         self._constraints = constraints
         self._values: dict[Constraint, list[list[AttributeValues]]] = {}
-        """Of each class, what a constraint may compare: several, where some requests derive the attribute."""
+        """The values that a constraint may compare, by class. Several if requests derive the attribute."""
         self._sharing: dict[Constraint, Counter[frozenset[int]]] = {}
-        """The sets of classes that have a value together, and how many values each has."""
+        """The sets of classes that have a value in common, and the number of values of each set."""
         for constraint in constraints:
             sources = sources_of(constraint, asks)
             having: dict[Hashable, set[int]] = {}
@@ -163,7 +163,7 @@ class Relaxation:
                     having.setdefault(value, set()).add(number)
             self._sharing[constraint] = Counter(map(frozenset, having.values()))
         self._draws = [_counters_drawn(members[0]) for members in self._classes]
-        # Requests that the same classes serve are of one kind: counts treat them alike.
+        # Requests that the same classes serve are of one kind, and counts treat them alike.
         serving = {
             ask: tuple(
                 number
@@ -178,14 +178,14 @@ class Relaxation:
         self._kind = {ask: self._servers_of.index(servers) for ask, servers in serving.items()}
 
     def possible(self, choices: Sequence[OpenRequest]) -> bool:
-        """False where the choices surely cannot all be met."""
+        """False if it is certain that the choices cannot all be met."""
         free = [[member for member in members if not self._ledger.held(member)] for members in self._classes]
-        # Cheapest and most telling counts first. Each leaves rules out and adds none: a branch that fails
-        # one of them has no answer.
+        # The cheapest and most selective counts come first. Each leaves rules out and adds none, so a branch
+        # that fails one of them has no answer.
         demands = self._demands(map(self._key, choices), free, lambda _number: True)
         if demands is None or not self._met(demands, free) or not self._counters_suffice(demands):
             return False
-        # N constraints over equal requests come to the same questions, so the answers are kept.
+        # N constraints over equal requests need the same checks, so the results are kept.
         kept: dict[Hashable, bool] = {}
         if not all(self._agrees(constraint, choices, free, kept) for constraint in self._constraints):
             return False
@@ -197,9 +197,9 @@ class Relaxation:
     def _demands(
         self, keys: Iterable[DemandKey], free: Sequence[Sequence[CandidateDevice]], admits: ClassFilter
     ) -> list[DeviceDemand] | None:
-        """The demands, equal ones added up; None where one cannot be met even alone."""
+        """The demands, with equal ones added up. None if one of them cannot be met even alone."""
         demands = []
-        # Equal requests are one demand of several times the size: what they get can be shared out anyhow.
+        # Equal requests are one demand of several times the size: their total can be divided in any way.
         for key, times in Counter(keys).items():
             rows: dict[int, int] = {}
             needs = []
@@ -211,7 +211,7 @@ class Relaxation:
                     for number in self._servers_of[kind]
                     if admits(number)
                 }
-                # Alternatives share one demand: any class that serves one of them, and the least need.
+                # Alternatives share one demand: every class that serves one of them, and the least need.
                 if sum(row.values()) >= need:
                     needs.append(need)
                     rows |= {number: max(count, rows.get(number, 0)) for number, count in row.items()}
@@ -222,7 +222,7 @@ class Relaxation:
         return demands
 
     def _met(self, demands: Sequence[DeviceDemand], free: Sequence[Sequence[CandidateDevice]]) -> bool:
-        """Whether all find devices if only use, selectors and the room of counter sets counted."""
+        """Whether all demands find devices if only use, selectors and the room of counter sets count."""
         wanted = set().union(*(demand.rows for demand in demands))
         most = sum(demand.need for demand in demands)
         supply: dict[int, int] = {}
@@ -231,11 +231,11 @@ class Relaxation:
         for number in wanted:
             members = free[number]
             supply[number] = _most_uses(members, most)
-            # Shares of a device draw only once, so counters bound only devices that are given whole.
+            # The shares of a device draw only once, so counters bound only devices that are given whole.
             if not members or members[0].shareable or not members[0].device.consumes_counters:
                 continue
             tightest = self._ledger.book(members[0]).tightest(members[0].device)
-            # The scarcest counter set carries only so many of the class, and is shared with other classes.
+            # The scarcest counter set limits the devices of the class, and other classes share it.
             if tightest is not None:
                 group, room = (members[0].pool.key, tightest[0]), tightest[1]
                 supply[number] = min(supply[number], room)
@@ -244,11 +244,11 @@ class Relaxation:
         return demands_met([(demand.rows, demand.need) for demand in demands], supply, groups, limits)
 
     def _counters_suffice(self, demands: Sequence[DeviceDemand]) -> bool:
-        """Whether a pool's counters of one name, added up over its sets, carry the least that is drawn."""
+        """Whether a pool's counters, added up by name over its sets, carry the least amount that is drawn."""
         drawn: dict[tuple[PoolKey, str], Fraction] = {}
         for demand in demands:
             each = [self._draws[number] for number, count in demand.rows.items() if count]
-            # Only a counter that every class draws from is surely drawn, and only by the least amount.
+            # Only a counter that every class draws from is certain to be drawn, and only by the least amount.
             for name in set(each[0]).intersection(*each) if each else ():
                 least = min(draws[name] for draws in each)
                 drawn[name] = drawn.get(name, Fraction(0)) + least * demand.need
@@ -261,7 +261,7 @@ class Relaxation:
         free: Sequence[Sequence[CandidateDevice]],
         kept: dict[Hashable, bool],
     ) -> bool:
-        """Whether the requests that a constraint covers can keep it, others left out."""
+        """Whether the requests that a constraint covers can keep it, without regard to other requests."""
         covered = self._covered(constraint, choices)
         if not covered:
             return True
@@ -271,11 +271,11 @@ class Relaxation:
         }
         need = sum(min(need for _, need, _ in options) for options in covered)
         if constraint.distinct:
-            # No two devices share a value: no more of them than values, save a first one that has none.
+            # No two devices share a value, so there are at most as many as values, or one without a value.
             left = {value for number in allowed for of in values[number] for value in of}
             return need <= max(len(left), 1)
         keys = tuple(map(self._key, covered))
-        # All covered devices share one value, so one set of classes has to serve all of these requests.
+        # All covered devices share one value, so one set of classes must serve all of these requests.
         for having in dict.fromkeys(having & allowed for having in self._sharing[constraint]):
             if sum(_most_uses(free[number], need) for number in having) < need:
                 continue
@@ -295,7 +295,7 @@ class Relaxation:
         ]
 
     def _matched(self, choices: Sequence[OpenRequest], free: Sequence[Sequence[CandidateDevice]]) -> bool:
-        """Whether there are values enough for constraints that ask for the same, each for a value of its own.
+        """Whether there are enough values for constraints over equal requests, one for each constraint.
 
         N pairs of a GPU and a NIC need N times a root with one of each.
         """
@@ -324,11 +324,11 @@ class Relaxation:
         free: Sequence[Sequence[CandidateDevice]],
         most: int,
     ) -> int:
-        """How many times, at most, requests of these keys find one value together."""
+        """An upper bound of how often requests of these keys find one value together."""
         places = 0
         for having, values in self._sharing[constraint].items():
             times = most
-            # The scarcest kind of request decides. Only devices are counted, not who else wants them.
+            # The scarcest kind of request decides. The count ignores other requests for the same devices.
             for key, count in Counter(keys).items():
                 need = count * min(need for _, need, _ in key)
                 serving = having & set().union(*(self._servers_of[kind] for kind, _, _ in key))
@@ -339,12 +339,12 @@ class Relaxation:
 
 
 def _most_uses(devices: Sequence[CandidateDevice], most: int) -> int:
-    """How often devices can be given out, at most: a shareable one up to `most` times, others once."""
+    """The most times that devices can be given out: a shareable one up to `most` times, others once."""
     return sum(most if device.shareable else 1 for device in devices)
 
 
 def _counters_drawn(candidate: CandidateDevice) -> dict[tuple[PoolKey, str], Fraction]:
-    """What a device draws from the counters of its pool, by their names."""
+    """The amount that a device draws from the counters of its pool, by counter name."""
     total: dict[tuple[PoolKey, str], Fraction] = {}
     for (_, name), amount in counter_draws(candidate.device) if not candidate.shareable else ():
         key = (candidate.pool.key, name)

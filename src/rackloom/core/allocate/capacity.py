@@ -1,15 +1,15 @@
-"""Consumable capacity and shared counters: what a device takes, and what is left.
+"""Consumable capacity and shared counters: the amounts that a device takes, and those that are left.
 
-Consumable capacity belongs to one device that several requests share. `consumption_of` computes what a
-share takes: the amount asked for, or the default of the request policy, or the whole capacity. It
-rounds up to the next valid value or step and checks the limits. `capacity_shortage` says which capacity
-is too small for one more share.
+Consumable capacity belongs to one device that several requests share. `consumption_of` computes the
+amount that a share takes: the requested amount, or the default of the request policy, or the whole
+capacity. It rounds up to the next valid value or step and checks the limits. `capacity_shortage` names
+the capacity that is too small for one more share.
 
 Shared counters belong to a pool. Partitions of a GPU draw from the same counters, so allocating one
-partition shrinks what remains for the others. `CounterBook` keeps what is left of one pool's counters.
-Devices in use are charged as their driver publishes them now, whatever node they serve. A book may
-start overdrawn, because a driver can cut a counter under devices in use. Then it gives out nothing that
-draws from counters, as upstream does.
+partition leaves less for the others. `CounterBook` keeps the amounts that are left of one pool's counters.
+Devices in use are charged as their driver publishes them now, on all nodes. A book may start overdrawn,
+because a driver can cut a counter under devices in use. Then, as in upstream, no device that draws from
+counters is given out.
 
 All arithmetic is exact (Fraction).
 """
@@ -32,17 +32,17 @@ from rackloom.core.allocate.quantity import exact_value, in_binary_units
 
 
 Consumption = Mapping[str, Amount]
-"""Amount per capacity name, as results print it."""
+"""The amount of each capacity by name, as results print it."""
 
 
 def consumption_of(amounts: Mapping[str, Amount], device: Device) -> Consumption | Cause:
-    """What a share of `device` takes for a request of `amounts`, or why the device cannot serve it."""
+    """The amounts that a share of `device` takes for a request of `amounts`, or why it cannot serve it."""
     unknown = next((name for name in amounts if name not in device.capacity), None)
     if unknown is not None:
         return Cause(CauseKind.CAPACITY, f"has no capacity {unknown}")
     taken = {name: _amount_taken(amounts.get(name), capacity) for name, capacity in device.capacity.items()}
-    # Rounding reaches a valid amount only if there is one: above the last valid value, or above the range,
-    # the amount stays as it was asked for.
+    # Rounding reaches a valid amount only if there is one. Above the last valid value, or above the range,
+    # the requested amount stays as it is.
     for name, amount in taken.items():
         policy = device.capacity[name].request_policy
         if policy is not None and not _policy_allows(exact_value(amount), policy):
@@ -51,7 +51,7 @@ def consumption_of(amounts: Mapping[str, Amount], device: Device) -> Consumption
 
 
 def capacity_shortage(device: Device, taken: Mapping[str, Fraction], more: Consumption) -> Cause | None:
-    """Which capacity of `device` is short when `taken` is in use and `more` is asked for."""
+    """The capacity of `device` that is short if `taken` is in use and `more` is requested."""
     for name, amount in more.items():
         left = exact_value(device.capacity[name].value) - taken.get(name, Fraction(0))
         if exact_value(amount) > left:
@@ -67,7 +67,7 @@ def _amount_taken(asked: Amount | None, capacity: DeviceCapacity) -> Amount:
         return asked
     wanted, allowed = exact_value(asked), policy.valid_range
     if allowed is None:
-        # Valid values are listed in ascending order: the first that is large enough is the nearest.
+        # Valid values are in ascending order, so the first that is large enough is the nearest.
         return next((value for value in policy.valid_values or () if exact_value(value) >= wanted), asked)
     low = exact_value(allowed.min)
     if wanted <= low:
@@ -97,22 +97,22 @@ def _policy_allows(amount: Fraction, policy: CapacityRequestPolicy) -> bool:
 
 
 CounterKey = tuple[str, str]
-"""Counter set and counter."""
+"""The names of the counter set and the counter."""
 
 
 def counter_draws(device: Device) -> Iterator[tuple[CounterKey, Fraction]]:
-    """What a device draws from the counters of its pool while it is in use."""
+    """The amounts that a device draws from the counters of its pool while it is in use."""
     for use in device.consumes_counters:
         for name, counter in use.counters.items():
             yield (use.counter_set, name), exact_value(counter.value)
 
 
 class CounterBook:
-    """What is left of the counters of one pool.
+    """The amounts that are left of the counters of one pool.
 
-    Devices in use are charged as their driver publishes them now, whatever node they serve. The book may
-    start overdrawn (a driver cut a counter under devices in use); then nothing that draws counters is given
-    out of the pool, as upstream has it.
+    Devices in use are charged as their driver publishes them now, on all nodes. The book may start
+    overdrawn if a driver cut a counter under devices in use. Then, as in upstream, no device that draws
+    from counters is given out of the pool.
     """
 
     def __init__(self, pool: Pool, in_use: Callable[[DeviceId], bool]) -> None:
@@ -130,8 +130,8 @@ class CounterBook:
         self._overdrawn = [key for key, left in self.left.items() if left < 0]
 
     def short(self, device: Device) -> str | None:
-        """Which counter is short for `device` and by how much; None when there is enough."""
-        # A pool that is overdrawn anywhere gives out nothing, so the first such counter is the reason.
+        """The counter that is short for `device` and the missing amount, or None if there is enough."""
+        # If any counter of a pool is overdrawn, it gives out nothing: the first such counter is the reason.
         for key in self._overdrawn:
             return f"{'/'.join(key)} overdrawn by {in_binary_units(-self.left[key])}"
         for key, amount in counter_draws(device):
@@ -140,14 +140,14 @@ class CounterBook:
         return None
 
     def suffices(self, device: Device) -> bool:
-        """Whether there is enough for `device`: `short` says what is not."""
+        """Whether there is enough for `device`. If not, `short` names the counter."""
         return not self._overdrawn and all(amount <= self.left[key] for key, amount in counter_draws(device))
 
     def tightest(self, device: Device) -> tuple[CounterKey, int] | None:
-        """The counter that carries the fewest devices like this one, and how many; None if none does."""
+        """The counter that allows the fewest devices like this one, and the number. None if there is none."""
         if self._overdrawn:
             return self._overdrawn[0], 0
-        # A device that draws nothing of a counter is not bounded by it.
+        # A counter that the device draws nothing from does not bound it.
         rooms = [(key, int(self.left[key] // amount)) for key, amount in counter_draws(device) if amount]
         return min(rooms, key=lambda room: room[1], default=None)
 

@@ -1,14 +1,14 @@
-"""Verifies an allocation against its claims, whichever way it was chosen.
+"""Verifies an allocation against its claims, no matter how it was chosen.
 
-The checker is written from the API's rules. It shares with the allocator how pools are gathered and
-selectors are run, but nothing of the search and its ledger, so an error there shows here. It judges
-validity only: any answer that breaks no rule passes.
+The checker is written from the API's rules. It gathers pools and runs selectors with the allocator's code,
+but shares nothing with the search and its ledger, so it reveals their errors. It judges validity only: any
+answer that breaks no rule passes.
 
 For each claim it checks the number of devices, that one alternative per request was used, counts,
 selectors, capacity, taints, mode All, and constraints. Over all claims it checks that no whole device
 is given twice or is already in use, that no counter of a pool is overdrawn, that the devices of a
 counter set have a compatibility group in common, and that the shares of a device fit into its capacity.
-Each broken rule is reported as a sentence.
+It reports each broken rule as a sentence.
 """
 
 from collections import Counter
@@ -62,7 +62,7 @@ class AllocationChecker:
     def violations(
         self, claims: Sequence[ResourceClaim], results: Sequence[AllocationResult]
     ) -> Iterator[str]:
-        """Every rule that `results` (one per claim) break, as a sentence; none for a valid answer."""
+        """Every rule that `results` (one per claim) break, as a sentence. Empty for a valid answer."""
         if len(claims) != len(results):
             yield f"{len(results)} results for {len(claims)} claims"
             return
@@ -74,7 +74,7 @@ class AllocationChecker:
         yield from self._capacity(results)
 
     def _claim(self, claim: ResourceClaim, result: AllocationResult) -> Iterator[str]:
-        """Requests, devices and constraints of one claim."""
+        """Check the requests, devices and constraints of one claim."""
         name, given = claim.metadata.name, result.devices.results
         if len(given) > _MAX_DEVICES:
             yield f"{name}: {len(given)} devices exceed {_MAX_DEVICES}"
@@ -129,7 +129,7 @@ class AllocationChecker:
         published = device.device
         if published.binding_conditions and not self._features.device_binding_and_status:
             return False
-        # What was left of the device before has to be enough for what is asked for by name.
+        # The capacity of the device that was left before must be enough for the named requests.
         before = self._state.consumed.get(device.id, {})
         for name, amount in (ask.capacity.requests if ask.capacity else {}).items():
             if name not in published.capacity:
@@ -165,7 +165,7 @@ class AllocationChecker:
             yield f"{name}: devices share a value of {attribute}"
 
     def _use(self, results: Sequence[AllocationResult]) -> Iterator[str]:
-        """No whole device is given to two, and none that is in use; admin access excepted."""
+        """Check that no whole device is given twice or is in use already, except for admin access."""
         given: Counter[DeviceId] = Counter()
         for result in _device_results(results):
             device = self._devices.get(DeviceId.of(result))
@@ -177,12 +177,12 @@ class AllocationChecker:
         yield from (f"{device} is given {times} times" for device, times in given.items() if times > 1)
 
     def _counters(self, results: Sequence[AllocationResult]) -> Iterator[str]:
-        """No counter of a pool is overdrawn by what was given."""
+        """Check that the given devices overdraw no counter of a pool."""
         given = set(map(DeviceId.of, _device_results(results)))
         for pool in self._pools:
             before = _counters_drawn(pool, self._held())
             after = _counters_drawn(pool, self._held() | given)
-            # What was overdrawn before is not the answer's fault, unless it draws even more.
+            # A counter that was overdrawn before is not the answer's fault, unless it draws even more.
             for counter_set in pool.counter_sets.values():
                 for name, counter in counter_set.counters.items():
                     key, total = (counter_set.name, name), exact_value(counter.value)
@@ -190,7 +190,7 @@ class AllocationChecker:
                         yield f"counter {pool.key}/{key} is overdrawn"
 
     def _groups(self, results: Sequence[AllocationResult]) -> Iterator[str]:
-        """The devices in use of each counter set go together. What went apart before is not the answer's."""
+        """Check that the devices in use of each counter set fit together, if they did so before."""
         given = set(map(DeviceId.of, _device_results(results)))
         for pool in self._pools:
             before = _groups_in_use(pool, self._held())
@@ -202,7 +202,7 @@ class AllocationChecker:
         return {*self._state.dedicated, *self._state.shared, *self._state.consumed}
 
     def _capacity(self, results: Sequence[AllocationResult]) -> Iterator[str]:
-        """The shares of a device fit into it, and say what they take."""
+        """Check that the shares of a device fit into it and have an id."""
         taken: dict[tuple[DeviceId, str], Fraction] = {
             (holder, name): exact_value(amount)
             for holder, book in self._state.consumed.items()
@@ -245,7 +245,7 @@ def _tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
 
 
 def _derived_by_request(claim: ResourceClaim, attribute: str) -> dict[str, str]:
-    """By request or alternative, the expression that derives the attribute."""
+    """The expression that derives the attribute, by request or alternative."""
     return {
         title: derived.expression
         for request in claim.spec.devices.requests
@@ -256,7 +256,7 @@ def _derived_by_request(claim: ResourceClaim, attribute: str) -> dict[str, str]:
 
 
 def _attribute_values(device: CandidateDevice, name: str, expression: str | None) -> frozenset[object] | None:
-    """All values of the attribute, published or derived; None without it, or where it cannot be derived."""
+    """All values of the attribute, published or derived. None if it is absent or cannot be derived."""
     try:
         attribute = (
             device.attribute(name)
@@ -286,7 +286,7 @@ def _counters_drawn(pool: Pool, held: set[DeviceId]) -> Counter[tuple[str, str]]
 
 
 def _groups_in_use(pool: Pool, held: set[DeviceId]) -> dict[str, list[set[str]]]:
-    """Of each counter set, the compatibility groups of every device that draws from it."""
+    """The compatibility groups of every device in use that draws from a counter set, by counter set."""
     found: dict[str, list[set[str]]] = {}
     for source in (*pool.slices, *pool.elsewhere):
         for device in source.spec.devices:

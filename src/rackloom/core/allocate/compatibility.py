@@ -1,16 +1,16 @@
 """Compatibility groups: which partitions of a counter set may be in use together.
 
-A device may name groups where it draws from a counter set. On each set, all devices in use must have a
-group in common: one that all of them have, not one per pair. A device that names no group goes only with
-devices that name none. Devices of different sets are never compared.
+A device may name groups for each counter set that it draws from. On each set, all devices in use must
+have a group in common: one that all of them have, not one per pair. A device that names no group fits
+only with devices that name none. Devices of different sets are never compared.
 
 `GroupBook` keeps the groups that are still common to the devices in use, for each counter set of one
-pool. Devices that earlier allocations hold count as their driver publishes them now. What was taken last
-is given back first, which restores the groups exactly.
+pool. Devices that earlier allocations hold count as their driver publishes them now. The device taken
+last is given back first, which restores the groups exactly.
 
-Drivers may change a slice under devices in use, so that those in use fit no longer. As upstream has it,
-groups without a common one then let no device in, and of devices with groups and without, the first one
-that is published decides.
+Drivers may change a slice under devices in use, so that those devices no longer fit together. The rules
+are then upstream's: if no group is common, no device may enter. If some devices name groups and others
+name none, the first one that is published decides.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from rackloom.core.allocate.objects import Device
 from rackloom.core.allocate.pools import Pool
 
 CommonGroups = frozenset[str] | None
-"""The groups that all devices of a counter set have; None where they name none."""
+"""The groups that all devices of a counter set have, or None if they name none."""
 
 
 class GroupBook:
@@ -28,18 +28,18 @@ class GroupBook:
 
     def __init__(self, pool: Pool, in_use: Callable[[DeviceId], bool]) -> None:
         self._common: dict[str, CommonGroups] = {}
-        """A set that nobody draws from is not here."""
+        """A set that no device in use draws from is absent."""
         self._earlier: list[dict[str, CommonGroups]] = []
-        """What each `take` found, the last one at the end."""
+        """The state before each `take`, with the latest at the end."""
         for source in (*pool.slices, *pool.elsewhere):
             for device in source.spec.devices:
                 if device.consumes_counters and in_use(DeviceId(pool.driver, pool.name, device.name)):
                     self._common = self._with(device)
         self.at_first = dict(self._common)
-        """What the devices that were in use before have in common."""
+        """The groups that are common to the devices that were in use before."""
 
     def conflict(self, device: Device) -> str | None:
-        """Which counter set keeps the device out, and why; None where it may be in use with the others."""
+        """The counter set that keeps the device out, and why. None if it may be in use with the others."""
         for name, groups in _groups_by_set(device):
             if not self._admits(name, groups):
                 common = self._common[name]
@@ -49,16 +49,16 @@ class GroupBook:
         return None
 
     def admits(self, device: Device) -> bool:
-        """Whether the device may be in use with the others: `conflict` says why not."""
+        """Whether the device may be in use with the others. If not, `conflict` has the reason."""
         return all(self._admits(name, groups) for name, groups in _groups_by_set(device))
 
     def take(self, device: Device) -> None:
-        """Note that a device came into use that `admits` let in."""
+        """Note that a device came into use. `admits` must have allowed it."""
         self._earlier.append(self._common)
         self._common = self._with(device)
 
     def give_back(self) -> None:
-        """Note that the device that was taken last is free again."""
+        """Note that the device taken last is free again."""
         self._common = self._earlier.pop()
 
     def _admits(self, name: str, groups: CommonGroups) -> bool:
@@ -70,7 +70,7 @@ class GroupBook:
         return not common.isdisjoint(groups)
 
     def _with(self, device: Device) -> dict[str, CommonGroups]:
-        """The common groups when the device is in use too."""
+        """The common groups if the device is in use too."""
         common = dict(self._common)
         for name, groups in _groups_by_set(device):
             before = common.setdefault(name, groups)

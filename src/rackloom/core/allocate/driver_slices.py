@@ -1,20 +1,20 @@
-"""ResourceSlices without a cluster: what drivers would publish for a machine profile, and typical devices.
+"""ResourceSlices without a cluster: those that drivers would publish for a machine, and typical devices.
 
-For planning and linting only; what our plugins publish is decided in `claim.node.gpu` and `core.nics`.
+For planning and linting only. `claim.node.gpu` and `core.nics` decide which devices our plugins publish.
 
 Attribute and device names are those of gpu.nvidia.com and of DRANET (dra.net), and the standard ones of
 resource.kubernetes.io (pcieRoot since Kubernetes 1.34, numaNode since 1.37).
 
 `slices_of` makes the ResourceSlices of a machine profile, so that claims can be planned without a
-cluster. Only what a driver would read on the machine itself is published, and only where the profile
-knows it. A PCIe path that a vendor file restores is left out, because no driver sees it. So is the NUMA
+cluster. It publishes only facts that a driver would read on the machine itself, and only if the profile
+has them. A PCIe path that a vendor file restores is left out, because no driver sees it. So is the NUMA
 node of GPUs, which current GPU drivers do not publish. NICs that must not carry tenant data are
 published like any other.
 
-`typical_slices` makes one node with a device of every kind, for checking claims when no slices are at
-hand; some of these kinds have what only Rackloom's plugins publish. Which attributes may be absent
-follows the drivers: a virtual interface has no PCI address, a virtual function on Hyper-V no PCIe root, an
-RDMA-only function no interface. Values are made up and nothing is compared with them.
+`typical_slices` makes one node with a device of every kind, to check claims if no slices are available.
+Some of these kinds have attributes that only Rackloom's plugins publish. Attributes are absent as in the
+drivers: a virtual interface has no PCI address, a virtual function on Hyper-V has no PCIe root, and an
+RDMA-only function has no interface. Values are made up and nothing is compared with them.
 """
 
 import re
@@ -44,7 +44,7 @@ from rackloom.topology.machine import Gpu, Machine, Nic, PciePath, numa_of
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 NIC_NUMA_NODE = "dra.net/numaNode"
-"""DRANET's own name, from before there was a standard one."""
+"""DRANET's name, which is older than the standard one."""
 
 
 # ResourceSlices of a machine profile.
@@ -57,14 +57,14 @@ PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 Attributes = dict[str, DeviceAttribute]
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MAX_STRING = 64
-"""Longest string attribute that the API takes; a driver cuts."""
+"""The longest string attribute that the API accepts. Drivers truncate longer values."""
 
 
 def slices_of(machine: Machine, node: str) -> tuple[ResourceSlice, ...]:
-    """The ResourceSlices of both drivers for `machine` as the node `node`; a driver without devices has none.
+    """The ResourceSlices of both drivers for `machine` as the node `node`. Drivers without devices have none.
 
-    NICs that must not carry tenant data are published like any other: DRANET cannot know. (It leaves out the
-    NIC of the default route, which a machine profile does not tell apart.)
+    NICs that must not carry tenant data are published like any other, because DRANET cannot know them. (It
+    leaves out the NIC of the default route, but a machine profile does not mark that NIC.)
     """
     drivers = (
         (GPU_DRIVER, [_gpu_device(gpu) for gpu in machine.gpus]),
@@ -136,7 +136,7 @@ def _nic_device(nic: Nic) -> Device:
 
 
 def _nic_name(nic: Nic) -> str:
-    """DRANET's: the PCI address, else the interface, as a DNS label."""
+    """DRANET's name of a NIC: its PCI address, or else its interface, as a DNS label."""
     if nic.pci_address is not None:
         return f"pci-{re.sub('[:.]', '-', nic.pci_address)}"
     names: Iterable[str | None] = (nic.if_name, nic.rdma_device)
@@ -150,7 +150,7 @@ def _string_attributes(values: dict[str, str | None]) -> Attributes:
 
 
 def _pcie_root(path: PciePath | None) -> str | None:
-    """The root complex where the machine itself shows it; Hyper-V functions, for one, have none."""
+    """The root complex if the machine itself shows it. Hyper-V functions, for example, have none."""
     return None if path is None or path.source is not Source.SYSFS else path.root
 
 
@@ -159,7 +159,7 @@ def _pcie_root(path: PciePath | None) -> str | None:
 
 ScalarValue = str | int | bool
 _OTHER_DRIVER = "cpu.example.com"
-"""Some other driver of the cluster, whose devices share no attribute with GPUs and NICs."""
+"""Another driver of the cluster. Its devices share no attribute with GPUs and NICs."""
 
 _VIRTUAL: dict[str, ScalarValue] = {"ifName": "eth0", "mac": "02:00:00:00:00:01", "mtu": 1500, "state": "up"}
 _LINK: dict[str, ScalarValue] = {
@@ -197,7 +197,7 @@ _TYPICAL_NICS["port-of-rackloom"] = {
     "gpuPartnerPCIBusID": "0000:01:00.0",
     "gpuPartnerClass": "PIX",
 }
-"""What only Rackloom's NIC plugin publishes (`core.nics.devices`)."""
+"""A port with the attributes that only Rackloom's NIC plugin publishes (`core.nics.devices`)."""
 _GPU_COMMON: dict[str, ScalarValue] = {
     "uuid": "GPU-0",
     "productName": "a product",
@@ -225,7 +225,7 @@ _TYPICAL_GPUS["gpu-of-rackloom"] = {
     "nicPartnerPCIBusID": "0000:01:00.0",
     "nicPartnerClass": "PIX",
 }
-"""What only Rackloom's GPU plugin publishes (`claim.node.gpu.inventory`)."""
+"""A GPU with the attributes that only Rackloom's GPU plugin publishes (`claim.node.gpu.inventory`)."""
 _VERSIONS = ("cudaComputeCapability", "driverVersion", "cudaDriverVersion")
 
 

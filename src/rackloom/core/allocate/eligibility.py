@@ -1,21 +1,20 @@
 """Candidate devices of a node, and whether a device could serve a request at all.
 
 `candidates_of` numbers the devices of all usable pools in the order in which the search tries them.
-`Eligibility` decides what no assignment can change: binding conditions, the selectors of the class, the
-selectors of the request, and the device's own node selection. It checks in this order, and the first
-reason counts. An error of a selector is a verdict too (`AllocationStopped`);
-it takes effect only when the search reaches that device.
+`Eligibility` checks the rules that do not depend on assignments: binding conditions, the selectors of
+the class, the selectors of the request, and the device's node selection. It checks in this order, and
+the first reason counts. An error of a selector is a verdict too (`AllocationStopped`). It takes effect
+only when the search reaches that device.
 
 Running CEL dominates the cost, so two caches share verdicts:
 
-- by the request's `likeness`, within one allocation;
-- by the values that the expression can read (`Program.key`): real devices differ in UUID and address,
+- By the request's `likeness`, within one allocation.
+- By the values that the expression can read (`Program.key`). Real devices differ in UUID and address,
   and few expressions read those. An expression with generated code simply runs.
 
 `SelectorCache` keeps the results of expressions across allocations, for as long as its owner keeps it.
-Those of derived attributes are kept there too; the ledger asks for them.
-`blocking_taint` finds the first NoSchedule or NoExecute taint that a request does not tolerate. The
-ledger calls it.
+It also keeps the derived attributes that the ledger needs. `blocking_taint` finds the first NoSchedule or
+NoExecute taint that a request does not tolerate. The ledger calls it.
 """
 
 from collections import OrderedDict
@@ -44,7 +43,7 @@ from rackloom.core.allocate.quantity import Quantity
 if TYPE_CHECKING:
     from rackloom.core.allocate.cel.derived import DerivedProgram
 
-# Candidate devices, with what is computed from each of them once.
+# Candidate devices, with the facts that are computed once for each of them.
 
 
 class CandidateDevice:
@@ -60,9 +59,9 @@ class CandidateDevice:
         self.source = source
         self.device = device
         self.position = position
-        """Rank in the order of search."""
+        """The device's place in the order of the search."""
         self.shareable = shareable
-        """Several requests may hold a share of it at once."""
+        """Whether several requests may hold a share of it at once."""
         self._view: DeviceView | None = None
         self._malformed: bool | None = None
 
@@ -75,13 +74,13 @@ class CandidateDevice:
 
     @property
     def view(self) -> DeviceView:
-        """The device as CEL sees it, made when the first selector asks."""
+        """The device as CEL sees it, built when the first selector needs it."""
         if self._view is None:
             self._view = DeviceView.of_device(self.id.driver, self.device)
         return self._view
 
     def attribute(self, name: str) -> DeviceAttribute | None:
-        """The attribute of a fully qualified name: a name without a domain is in the driver's domain."""
+        """The attribute with a fully qualified name. Published names without a domain are in the driver's."""
         found = self.device.attributes.get(name)
         domain, slash, identifier = name.partition("/")
         if found is None and slash and domain == self.id.driver:
@@ -95,7 +94,7 @@ def is_malformed(driver: str, device: Device) -> bool:
 
 
 def _is_plain(device: Device) -> bool:
-    """Whether all values of the device are well-formed for sure. Text, numbers and truth need no parsing."""
+    """Whether all values are certain to be well-formed. Text, numbers and booleans need no parsing."""
     for attribute in device.attributes.values():
         if attribute.versions is not None:
             return False
@@ -129,7 +128,7 @@ def is_quantity(amount: Amount) -> bool:
 
 
 def candidates_of(pools: Sequence[Pool], features: Features) -> tuple[CandidateDevice, ...]:
-    """All devices of sound pools, in order of search. Pools in trouble have none."""
+    """All devices of usable pools, in the order of the search."""
     found: list[CandidateDevice] = []
     for pool in pools:
         for source, device in devices_of(pool):
@@ -142,11 +141,11 @@ def candidates_of(pools: Sequence[Pool], features: Features) -> tuple[CandidateD
 
 
 _BLOCKING = ("NoSchedule", "NoExecute")
-"""The other effects (None, and any that a later version adds) inform and do not block."""
+"""The other effects (None, and any that a later version adds) do not block."""
 
 
 def first_blocking_taint(device: Device) -> DeviceTaint | None:
-    """The first taint that blocks who does not tolerate it."""
+    """The first taint that blocks requests without a toleration for it."""
     for taint in device.taints:
         if taint.effect in _BLOCKING:
             return taint
@@ -154,7 +153,7 @@ def first_blocking_taint(device: Device) -> DeviceTaint | None:
 
 
 def blocking_taint(device: Device, tolerations: Iterable[DeviceToleration]) -> DeviceTaint | None:
-    """The first taint that the tolerations do not cover."""
+    """The first blocking taint that the tolerations do not cover."""
     accepted = tuple(tolerations)
     for taint in device.taints:
         if taint.effect in _BLOCKING and not any(_tolerates(toleration, taint) for toleration in accepted):
@@ -176,18 +175,18 @@ def _tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
 
 
 Verdict = Cause | AllocationStopped | None
-"""None: it matches. An AllocationStopped is an error that counts only if the search reaches the device."""
+"""None if the device matches. An AllocationStopped counts only if the search reaches the device."""
 
 
 _EXPRESSIONS_KEPT = 256
 _RESULTS_KEPT = 4096
-"""Of one expression: one for each set of values that it reads."""
+"""The most results of one expression. It has one for each set of values that it reads."""
 
 
 class SelectorCache:
-    """Compiled expressions and their results on devices. The caller decides how long it lives.
+    """Results of expressions on devices. The caller decides how long it lives.
 
-    It keeps the results of the expressions that were used last, so that its memory has a bound.
+    It keeps only the results of the most recently used expressions, so that its memory is bounded.
     """
 
     def __init__(self) -> None:
@@ -199,7 +198,7 @@ class SelectorCache:
     def evaluate(
         self, expression: str, view: DeviceView
     ) -> bool | errors.CompileError | errors.EvaluationError:
-        """Whether the expression holds for the device; errors come back as values."""
+        """Whether the expression holds for the device. Errors are returned as values."""
         program = compiled(expression)
         if isinstance(program, errors.CompileError):
             return program
@@ -207,10 +206,10 @@ class SelectorCache:
         if view.problem is not None:
             return _run_program(program, view)
         if program.fast is not None:
-            # To run generated code costs less than to look its result up.
+            # Running generated code costs less than looking up its result.
             try:
                 return program.fast(view)
-            except Exception:  # noqa: S110 (the exact evaluator says what it means)
+            except Exception:  # noqa: S110 (the exact evaluator decides instead)
                 pass
         known = _known_results(self._results, expression)
         key = program.key(view)
@@ -223,7 +222,7 @@ class SelectorCache:
     def derive(
         self, expression: str, view: DeviceView
     ) -> DeviceAttribute | errors.CompileError | errors.EvaluationError:
-        """The attribute that the expression derives from the device; errors come back as values."""
+        """The attribute that the expression derives from the device. Errors are returned as values."""
         program = compiled_derived(expression)
         if isinstance(program, errors.CompileError):
             return program
@@ -245,7 +244,7 @@ _Result = TypeVar("_Result")
 def _known_results(
     results: OrderedDict[str, dict[Hashable, _Result]], expression: str
 ) -> dict[Hashable, _Result]:
-    """The results of an expression, which was now used last."""
+    """The results of an expression, which becomes the most recently used one."""
     known = results.get(expression)
     if known is None:
         known = results[expression] = {}
@@ -268,7 +267,7 @@ def compiled(expression: str) -> compiler.Program | errors.CompileError:
 @lru_cache(maxsize=_EXPRESSIONS_KEPT)
 def compiled_derived(expression: str) -> "DerivedProgram | errors.CompileError":
     """The compiled expression of a derived attribute, or why it does not compile."""
-    # Few claims have any: the others do not load it.
+    # Few claims have derived attributes, so the module is loaded only here.
     from rackloom.core.allocate.cel.derived import compile_derived
 
     try:
@@ -285,7 +284,7 @@ def _run_program(program: compiler.Program, view: DeviceView) -> bool | errors.E
 
 
 class Eligibility:
-    """Verdicts of one node's devices on the asks of one allocation."""
+    """Verdicts on one node's devices for the requests of one allocation."""
 
     def __init__(self, node: Node, features: Features, selectors: SelectorCache) -> None:
         self._node = node
@@ -295,7 +294,7 @@ class Eligibility:
         self._known_of: dict[RequestAlternative, dict[CandidateDevice, Verdict]] = {}
 
     def verdict(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
-        """The verdict of selectors and node selection; an error is returned, not raised."""
+        """The verdict of selectors and node selection. An error is returned, not raised."""
         known = self._known_of.get(ask)
         if known is None:
             known = self._known_of[ask] = self._known.setdefault(ask.likeness, {})
@@ -306,14 +305,14 @@ class Eligibility:
         return self.judge(ask, candidate) if isinstance(found, AllocationStopped) else found
 
     def matches(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
-        """Whether the device is selectable. Raises AllocationStopped where a selector fails."""
+        """Whether the device is selectable. Raises AllocationStopped if a selector fails."""
         verdict = self.verdict(ask, candidate)
         if isinstance(verdict, AllocationStopped):
             raise verdict
         return verdict is None
 
     def judge(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
-        """The verdict, for callers who keep it themselves."""
+        """The verdict without the cache, for callers that keep it themselves."""
         device = candidate.device
         if device.binding_conditions and not self._features.device_binding_and_status:
             return Cause(CauseKind.BINDING_CONDITIONS, "the feature DeviceBindingAndStatus is off")
@@ -324,8 +323,8 @@ class Eligibility:
             verdict = self._selected(ask.selectors, candidate, owner, CauseKind.REQUEST_SELECTOR)
         if verdict is not None or not candidate.source.spec.per_device_node_selection:
             return verdict
-        # Devices of this slice select their nodes one by one. A selector that cannot be read is an error that
-        # counts only if the search comes to the device.
+        # Each device of this slice selects its nodes. A selector that cannot be read is an error that counts
+        # only if the search reaches the device.
         try:
             here = node_is_selected(self._node, device)
         except MalformedNodeSelector as error:

@@ -1,14 +1,14 @@
-"""Why claims cannot be met on a node: where each device went, as a value and as text.
+"""Explains why claims cannot be met on a node: the reason for each device, as a value and as text.
 
-For every request, each device of the node is counted once, under the first rule that takes it away.
+For every request, each device of the node is counted once, under the first rule that excludes it.
 Rules are applied in the allocator's order: in use, selectors, capacity, counters, taints, constraints.
-What remains is what the request can choose from when it comes first.
+The request can choose from the remaining devices if it comes first.
 
-For every constraint, the account shows how many remaining devices of each request have which value.
+For every constraint, the account shows how many remaining devices of each request have each value.
 
-`conflict` names a minimal set of requests that cannot be met together. It is found by a deletion
-filter: leave out one request after the other for as long as the search still fails. It stays empty
-where all requests can be met, or where the search was not decided.
+`conflict` names a minimal set of requests that cannot be met together. A deletion filter finds it by
+leaving out each request in turn if the search still fails without it. The set is empty if all requests
+can be met, or if the search was not decided.
 
 `render_explanation` prints the account for the command line and for events.
 """
@@ -31,40 +31,40 @@ from rackloom.core.allocate.search import FirstFitSearch
 
 
 class RemovedDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices that one cause takes away from a request."""
+    """The devices that one cause excludes from a request."""
 
     cause: CauseKind
     detail: str
     devices: tuple[str, ...]
-    """`driver/pool/device` of each."""
+    """The `driver/pool/device` of each device."""
 
 
 class ValueCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How many devices of each request have one value of a constrained attribute."""
+    """The number of devices of each request that have one value of a constrained attribute."""
 
     value: str
     devices: dict[str, int]
 
 
 class ConstraintAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """What a constraint leaves: its requests, by value."""
+    """The devices that each value of a constraint leaves to its requests."""
 
     constraint: str
     values: tuple[ValueCount, ...]
 
 
 class RequestAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the devices went, for one request or alternative."""
+    """The devices that one request or alternative lost and kept."""
 
     claim: str
     request: str
     wanted: int | None
-    """Devices asked for; None: all that match."""
+    """The number of devices requested, or None for all that match."""
     devices: int
-    """Devices of all pools that the node reaches."""
+    """The number of devices in all pools that the node reaches."""
     removed: tuple[RemovedDevices, ...]
     left: tuple[str, ...]
-    """Devices that could serve the request if it came first."""
+    """The devices that could serve the request if it came first."""
 
 
 class PoolAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,9 +83,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     constraints: tuple[ConstraintAccount, ...]
     unusable_pools: tuple[PoolAccount, ...]
     conflict: tuple[str, ...]
-    """A smallest set of requests that cannot be met together; empty where all can (or it was not decided)."""
+    """A minimal set of requests that cannot be met together. Empty if all can be, or it was not decided."""
     fault: str | None = None
-    """Set where the claims could not be worked on at all."""
+    """Set if the claims could not be processed at all."""
 
 
 def explain(
@@ -99,7 +99,7 @@ def explain(
     proceed: Callable[[], bool] = unbounded,
     selectors: SelectorCache | None = None,
 ) -> Explanation:
-    """The accounts of `claims` on `node`, whether they can be met or not. Takes what `allocate` takes."""
+    """The accounts of `claims` on `node`, whether they can be met or not. The arguments are `allocate`'s."""
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     named = {klass.metadata.name: klass for klass in classes}
     try:
@@ -111,7 +111,7 @@ def explain(
 
 
 def fault_account(node: Node, stop: AllocationStopped) -> Explanation:
-    """The account where the claims could not be worked on at all."""
+    """The account of claims that could not be processed at all."""
     return Explanation(
         node=node.metadata.name,
         fault=stop.reason,
@@ -123,7 +123,7 @@ def fault_account(node: Node, stop: AllocationStopped) -> Explanation:
 
 
 def accounts_of(problem: AllocationProblem, conflict: Sequence[int]) -> Explanation:
-    """The accounts of a problem; `conflict` has the places in its plan of what excludes each other."""
+    """The accounts of a problem. `conflict` has the places in its plan of requests that conflict."""
     asks = list(chain.from_iterable(problem.plan))
     accounts = {
         ask: [(device, _cause(problem, ask, device)) for device in problem.candidates] for ask in asks
@@ -132,7 +132,7 @@ def accounts_of(problem: AllocationProblem, conflict: Sequence[int]) -> Explanat
     for claim, constraints in enumerate(problem.constraints):
         for constraint in constraints:
             covered = [ask for ask in asks if ask.claim == claim and ask.named_in(constraint.requests)]
-            # Of the devices that every other rule leaves, how many have which value.
+            # Count the devices that every other rule leaves, by value.
             counts: dict[tuple[str, object], dict[str, int]] = {}
             for ask in covered:
                 for candidate, cause in accounts[ask]:
@@ -192,9 +192,9 @@ def _request_account(
 
 
 def conflict_of(problem: AllocationProblem, proceed: Callable[[], bool]) -> tuple[int, ...]:
-    """The requests of a smallest set that cannot be met, by their place in the plan.
+    """A minimal set of requests that cannot be met together, by their places in the plan.
 
-    Leaves out one request after the other for as long as the rest still cannot be met.
+    Leaves out each request in turn if the rest still cannot be met.
     """
     plan = dict(enumerate(problem.plan))
     if _can_be_met(problem, list(plan.values()), proceed) is not False:
@@ -209,7 +209,7 @@ def conflict_of(problem: AllocationProblem, proceed: Callable[[], bool]) -> tupl
 def _can_be_met(
     problem: AllocationProblem, plan: Sequence[Alternatives], proceed: Callable[[], bool]
 ) -> bool | None:
-    """Whether the requests of `plan` can be met; None where an error or the bound comes first."""
+    """Whether the requests of `plan` can be met, or None if an error or the bound comes first."""
     try:
         return FirstFitSearch(problem, proceed, plan).run()
     except AllocationStopped:

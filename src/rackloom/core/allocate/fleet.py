@@ -1,23 +1,23 @@
-"""The allocator: claims of a pod, on the first of many nodes that can serve them.
+"""The allocator: places the claims of a pod on the first of many nodes that can serve them.
 
 `Fleet.place` gives the answer of upstream's allocator, in upstream's order: the first node that can serve
-the claims, and there the devices that its first-fit search takes. It is as if each node were asked in
-turn. Mode best asks every node, and takes the valid choice that adds the least `Cost`.
+the claims, and the devices that its first-fit search takes there. The result is the same as if each node
+were tried in turn. Mode best tries every node, and takes the valid choice that adds the least `Cost`.
 
-kube-scheduler searches on every node again for every pod. A fleet keeps what it found out:
+kube-scheduler searches on every node again for every pod. A fleet keeps its findings:
 
-- `fleet_nodes`: what each node reaches, gathered when a search first comes to it, and what is in use;
-- `node_kinds`: nodes that differ only in what the claims do not read are of one kind;
-- `attribute_index`: which nodes have a device with a certain UUID, or another value that selectors pin;
+- `fleet_nodes`: the devices that each node reaches, gathered on the first visit, and those in use.
+- `node_kinds`: nodes of one kind differ only in values that the claims do not read.
+- `attribute_index`: the nodes with a device that has a certain UUID, or another value that selectors pin.
 - `spec_view`: for each specification of claims, the nodes that may still serve, and one answer for each
   kind of node with the same positions in use.
 
 A node is visited only if it comes before the one that serves, and has changed since it last refused.
-Views and kinds are kept for the specifications that were used last, up to a bound on their memory.
+Views and kinds are kept for the most recently used specifications, up to a memory limit.
 
-`find` answers and notes nothing; `answer_on` asks one node, and `explain_on` says where its devices went.
-A claim that a cluster allocated is noted with `occupy`, a slice that changed with `replace_slice`. The state
-is in memory only: whoever restarts builds a fleet from slices and claims again.
+`find` answers and records nothing. `answer_on` tries one node, and `explain_on` accounts for its devices.
+Record a claim that the cluster allocated with `occupy`, and a changed slice with `replace_slice`. The state
+is in memory only: after a restart, build the fleet again from slices and claims.
 """
 
 from collections import OrderedDict
@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     from rackloom.core.allocate.best import NodeLocalities
 
 KEPT_BYTES = 64 << 20
-"""Memory for what a fleet remembers of specifications; the one that was used longest ago goes first."""
+"""Memory for a fleet's findings by specification. The least recently used one is dropped first."""
 _NO_HOLDERS: Mapping[DeviceId, tuple[str, ...]] = {}
 
 
 class Fleet:
-    """Nodes in order, their devices, and what is in use on them."""
+    """Nodes in order, their devices, and the devices that are in use."""
 
     def __init__(
         self,
@@ -85,19 +85,19 @@ class Fleet:
         features: Features = Features(),  # noqa: B008 (a frozen value)
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        """`kept_bytes` bounds what is remembered between searches: the views and kinds of nodes."""
+        """`kept_bytes` bounds the memory that is kept between searches: the views and kinds of nodes."""
         self._nodes = FleetNodes(nodes, slices, features)
         self._classes = {klass.metadata.name: klass for klass in classes}
         self._features = features
         self.selectors = SelectorCache()
-        """Results of selectors, for those who explain what the fleet answered."""
+        """Results of selectors, for callers that explain the fleet's answers."""
         self._indexes = AttributeIndexes(self._nodes, self.selectors)
         self._new_id = numbered_ids()
         self._views: OrderedDict[bytes, SpecView] = OrderedDict()
         self._kinds: dict[DeviceReads, NodeKinds] = {}
         self._most_bytes = kept_bytes
         self.kept_bytes = 0
-        """About how much memory views and kinds of nodes take."""
+        """The approximate memory of views and kinds of nodes."""
         self._localities: NodeLocalities | None = None
 
     @property
@@ -112,7 +112,7 @@ class Fleet:
         mode: SearchMode = "exact",
         proceed: Callable[[], bool] = unbounded,
     ) -> Outcome:
-        """Give the claims of one pod their devices on the first node that serves them, and note the use."""
+        """Allocate devices for the claims of one pod on the first node that serves them. Record the use."""
         outcome = self.find(claims, mode=mode, proceed=proceed)
         if isinstance(outcome, Allocation):
             self._nodes.take(outcome.results)
@@ -126,10 +126,10 @@ class Fleet:
         mode: SearchMode = "exact",
         proceed: Callable[[], bool] = unbounded,
     ) -> Outcome:
-        """What `place` would give, on the first of the nodes or of those `among` them, in that order.
+        """The answer that `place` would give. If `among` is given, only these nodes are tried, in that order.
 
-        In mode best: the best answer of them all. A refusal names no node. A fault of a node passes the node
-        over, like upstream; one of the attempt, or a search that `proceed` stopped, is the outcome.
+        In mode best, the best answer of all the nodes. A refusal names no node. As in upstream, a node with a
+        fault is passed over. A fault of the attempt, or a search that `proceed` stopped, is the outcome.
         """
         view = self._view(claims)
         outcome: Outcome = Refusal(node="", steps=0)
@@ -143,7 +143,7 @@ class Fleet:
                     outcome = self._outcome(number, claims, answer)
                     break
         else:
-            # A node that refused stays closed until something changes there: the next pod begins after it.
+            # A node that refused stays closed until something changes there, so the next pod starts after it.
             view.open.catch_up()
             while (first := view.open.first()) is not None:
                 answer = self._answer(view, first, claims, proceed)
@@ -158,7 +158,7 @@ class Fleet:
     def answer_on(
         self, node: str, claims: Sequence[ResourceClaim], *, proceed: Callable[[], bool] = unbounded
     ) -> Outcome:
-        """What one node gives to the claims, or why it does not. Nothing is noted."""
+        """The devices that one node gives to the claims, or why it does not. Nothing is recorded."""
         number = self._nodes.number[node]
         return self._outcome(number, claims, self._searched(number, claims, proceed))
 
@@ -170,9 +170,9 @@ class Fleet:
         holders: Mapping[DeviceId, tuple[str, ...]] = _NO_HOLDERS,
         proceed: Callable[[], bool] = unbounded,
     ) -> Explanation:
-        """Where the devices of one node went. `holders` are the names of the claims that hold devices.
+        """An account of the devices of one node. `holders` are the names of the claims that hold devices.
 
-        Which requests exclude each other is found out once for nodes of one kind and use.
+        The requests that exclude each other are found once for all nodes of one kind and use.
         """
         number = self._nodes.number[node]
         view = self._view(claims)
@@ -185,24 +185,24 @@ class Fleet:
         conflict = view.conflicts.get(condition)
         if conflict is None:
             conflict = conflict_of(problem, proceed)
-            # A search that was cut short has shown nothing.
+            # A search that was cut short proves nothing.
             if proceed():
                 view.conflicts[condition] = conflict
         self._count(view)
         return accounts_of(problem, conflict)
 
     def occupy(self, results: Sequence[AllocationResult]) -> None:
-        """Note that claims that were allocated elsewhere hold devices."""
+        """Record that claims that were allocated elsewhere hold devices."""
         self._nodes.take_outside(results)
 
     def release(self, results: Sequence[AllocationResult]) -> None:
-        """Note that devices are free again."""
+        """Record that devices are free again."""
         self._nodes.free(results)
 
     def replace_slice(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
-        """Note that a slice changed, came or went; None: there was none, or there is none any more.
+        """Record that a slice changed, came (`before` is None) or went (`after` is None).
 
-        What was found out about other nodes stays. Raises ValueError for a slice `before` that is not there.
+        The findings about other nodes stay. Raises ValueError if the fleet does not have the slice `before`.
         """
         for number in self._nodes.replace_slice(before, after):
             for kinds in self._kinds.values():
@@ -212,15 +212,15 @@ class Fleet:
                 self._localities.forget(number)
 
     def _view(self, claims: Sequence[ResourceClaim]) -> SpecView:
-        # Configuration is for drivers: it has no part in the search, and may hold what JSON cannot say.
+        # Configuration is for drivers. The search ignores it, and JSON may not be able to express it.
         asked = [(claim.spec.devices.requests, claim.spec.devices.constraints) for claim in claims]
         key = msgspec.json.encode(asked)
         view = self._views.get(key)
         if view is not None:
             self._views.move_to_end(key)
             return view
-        # A node without devices shows what the claims ask for. For claims that no node can work on there is
-        # no plan, and the search gives the reason.
+        # A node without devices is enough to get the requests of the claims. If no node can process the
+        # claims, there is no plan, and the search gives the reason.
         nothing = NodeDevices(Node(metadata=ObjectMeta()), (), (), (), {})
         try:
             plan = self._problem(nothing, claims, InUse()).plan
@@ -236,13 +236,13 @@ class Fleet:
         return view
 
     def _count(self, view: SpecView) -> None:
-        """Note how large a view has become; forget others if all of them have become too large."""
+        """Update the size of a view, and drop others if all of them together have become too large."""
         for holder in (view, view.kinds):
             size = holder.size
             self.kept_bytes += size - holder.counted
             holder.counted = size
         view.grew = False
-        # The view in use stays, however large it is. Kinds of nodes go with the last view that uses them.
+        # The view in use stays, whatever its size. Kinds of nodes go with the last view that uses them.
         while self.kept_bytes > self._most_bytes and len(self._views) > 1:
             _, oldest = self._views.popitem(last=False)
             self.kept_bytes -= oldest.counted
@@ -260,7 +260,7 @@ class Fleet:
     def _answer(
         self, view: SpecView, number: int, claims: Sequence[ResourceClaim], proceed: Callable[[], bool]
     ) -> NodeAnswer:
-        """What was found on nodes of the same kind and use, or is found now."""
+        """The answer for nodes of the same kind and use, if it is known, or that of a search."""
         try:
             devices, occupancy = self._nodes.devices(number), self._nodes.occupancy(number)
         except AllocationStopped as stop:
@@ -272,7 +272,7 @@ class Fleet:
             answer = view.without_search(devices, kind, occupancy)
             if answer is None:
                 answer = self._searched(number, claims, proceed)
-            # A fault of the attempt may be the caller's bound, and no property of the node.
+            # A fault of the attempt may come from the caller's bound, and not from the node.
             if not (isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT):
                 view.remember(condition, answer)
         return answer
@@ -298,8 +298,8 @@ class Fleet:
         among: Iterable[str] | None,
         proceed: Callable[[], bool],
     ) -> Outcome:
-        """The best answer of all nodes, or of those among them. Nodes of equal cost are searched once."""
-        # Mode exact does not load what ranks answers.
+        """The best answer of all nodes, or of those `among` them. Nodes of equal cost are searched once."""
+        # Mode exact never ranks answers, so the module is loaded only here.
         from rackloom.core.allocate.best import NodeLocalities, best_of_nodes
 
         localities = self._localities = self._localities or NodeLocalities()
@@ -311,13 +311,13 @@ class Fleet:
                 answer = self._answer(view, number, claims, proceed)
                 if _passes_over(answer):
                     continue
-                # A fault is known already, so its search has nothing left to do.
+                # A fault is known already, so there is nothing left to search.
                 if not isinstance(answer, FoundAnswer):
                     yield partial(_as_found, answer)
                     continue
                 devices, occupancy = self._nodes.devices(number), self._nodes.occupancy(number)
                 kind = view.kinds.of(number, devices), localities.of(number, devices.candidates)
-                # Of nodes that differ only in names the first one counts: the others cost as much.
+                # Of nodes that differ only in names, the first one counts, because the others cost the same.
                 if (condition := (kind, occupancy.key())) not in seen:
                     seen.add(condition)
                     problem = self._problem(devices, claims, occupancy.as_in_use())
@@ -329,7 +329,7 @@ class Fleet:
         if not isinstance(answer, FoundAnswer):
             return answer
         devices = self._nodes.devices(number)
-        # The answer may have been found on another node of the same kind: only positions hold here.
+        # The answer may come from another node of the same kind, so only its positions hold here.
         entries = tuple(
             replace(entry, candidate=devices.candidates[entry.candidate.position]) for entry in answer.entries
         )
@@ -341,10 +341,10 @@ class Fleet:
 
 
 def _as_found(answer: Outcome, below: Cost | None) -> Outcome:
-    """A search that is over already."""
+    """A search that has its answer already."""
     return answer
 
 
 def _passes_over(answer: NodeAnswer) -> bool:
-    """Whether the next node is to be asked: this one refused, or has a fault of its own."""
+    """Whether to try the next node, because this one refused or has a fault of the node."""
     return isinstance(answer, Refusal) or (isinstance(answer, Fault) and answer.scope is FaultScope.NODE)

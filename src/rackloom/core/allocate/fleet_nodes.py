@@ -1,14 +1,14 @@
-"""The nodes of a fleet: what each reaches, what is in use there, and what changed since somebody looked.
+"""The nodes of a fleet, the devices that each reaches, those in use, and logs of the changes.
 
-The devices of a node are gathered when a search first comes to it. A device in use is noted on every
-node that reaches it or draws from the counters of its pool. Where slices name their node that is one
-node; where they select nodes by label, or are for all, it may be any. What is in use of such common pools
-is also kept once for all nodes: a node takes it over when a search first comes to it.
+The devices of a node are gathered when a search first comes to it. A device in use is recorded on every
+node that reaches it or draws from the counters of its pool. If the slices of the pool name a node, it is
+that node only. If they select nodes by label, or are for all nodes, it may be any node. The use of such
+common pools is also kept once for all nodes: a node copies it when a search first comes to it.
 
-Searches remember which nodes refused (`spec_view`). `freed` lists the nodes where they must look again:
-a device came back, or somebody outside took one. `taken` lists those where the fleet itself gave devices
-away. That makes a refusing node serve only in mode All, whose list of devices leaves out those without
-capacity. Both are bounded, and who was away for too long starts afresh.
+Searches remember which nodes refused (`spec_view`). `freed` lists the nodes that they must visit again,
+because a device came back, or was taken from outside the fleet. `taken` lists those where the fleet itself
+gave devices away. Such a change lets a refusing node serve only in mode All, because its list of devices
+leaves out those without capacity. Both logs are bounded, and a reader that falls too far behind starts over.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ _CHANGES_KEPT = 1 << 16
 
 
 class ChangeLog:
-    """Numbers of nodes in the order in which they changed; only the latest are kept."""
+    """Numbers of nodes in the order in which they changed. Only the latest are kept."""
 
     def __init__(self) -> None:
         self._first = 0
@@ -35,11 +35,11 @@ class ChangeLog:
 
     @property
     def end(self) -> int:
-        """How many changes there were."""
+        """The number of changes so far."""
         return self._first + len(self._numbers)
 
     def add(self, number: int) -> None:
-        """Note a change."""
+        """Record a change."""
         if len(self._numbers) == _CHANGES_KEPT:
             half = _CHANGES_KEPT // 2
             self._first += half
@@ -47,7 +47,7 @@ class ChangeLog:
         self._numbers.append(number)
 
     def since(self, seen: int) -> list[int] | None:
-        """The changes after the first `seen`; None if some of them are no longer kept."""
+        """The changes after the first `seen`, or None if some of them are no longer kept."""
         return self._numbers[seen - self._first :] if seen >= self._first else None
 
 
@@ -62,14 +62,14 @@ class FleetNodes:
         for node in nodes:
             first.setdefault(node.metadata.name, node)
         self.nodes = tuple(first.values())
-        """Of several nodes of one name only the first: they would have the same devices."""
+        """Only the first of several nodes with one name, because all would have the same devices."""
         self.number = {name: number for number, name in enumerate(first)}
         self.full = bytearray(len(first))
-        """Of each node, whether every device is held whole."""
+        """For each node, whether every device is held whole."""
         self.freed = ChangeLog()
         self.taken = ChangeLog()
         self.reshaped = ChangeLog()
-        """Nodes whose devices changed."""
+        """Nodes with changed devices."""
         self.heeds_taints = features.device_taints
         self._features = features
         self._devices: dict[int, NodeDevices] = {}
@@ -78,13 +78,13 @@ class FleetNodes:
         self._common = NodeOccupancy(common) if common.ids else None
 
     def replace_slice(self, before: ResourceSlice | None, after: ResourceSlice | None) -> Sequence[int]:
-        """Note that a slice changed, came or went. Returns the nodes that it matters to.
+        """Record that a slice changed, came or went. Returns the nodes that it affects.
 
-        What is in use stays so, also of devices that are gone: they may come back.
+        Devices in use stay so even if they are gone, because they may come back.
         """
         self.index.replace(before, after)
         slices = [slice_ for slice_ in (before, after) if slice_ is not None]
-        # The other slices of the pool matter, too: whether a pool is complete depends on all of them.
+        # The other slices of the pool matter too: whether a pool is complete depends on all of them.
         names = {slice_.spec.node_name for slice_ in slices}
         for slice_ in slices:
             names |= {other.spec.node_name for other in self.index.pool(pool_key(slice_))}
@@ -111,7 +111,7 @@ class FleetNodes:
         try:
             devices = self.devices(number)
         except AllocationStopped:
-            # What is in use is taken over when its node selectors can be read again.
+            # The use is taken over when the node selectors can be read again.
             return
         devices = self._devices[number] = _with_gone(devices, before)
         occupancy = self._occupancy[number] = NodeOccupancy(devices)
@@ -119,14 +119,14 @@ class FleetNodes:
         self.full[number] = FULL if occupancy.full else NOT_FULL
 
     def devices(self, number: int) -> NodeDevices:
-        """What a node reaches. Raises AllocationStopped where a node selector cannot be read."""
+        """The devices that a node reaches. Raises AllocationStopped if a node selector cannot be read."""
         found = self._devices.get(number)
         if found is None:
             found = self._devices[number] = devices_on_node(self.nodes[number], self.index, self._features)
         return found
 
     def occupancy(self, number: int) -> NodeOccupancy:
-        """What is in use on a node. Raises AllocationStopped, as `devices` does."""
+        """The use of a node's devices. Raises AllocationStopped, as `devices` does."""
         found = self._occupancy.get(number)
         if found is None:
             found = self._occupancy[number] = NodeOccupancy(self.devices(number))
@@ -135,15 +135,15 @@ class FleetNodes:
         return found
 
     def take(self, results: Sequence[AllocationResult]) -> None:
-        """Note what a search of this fleet gave."""
+        """Record devices that a search of this fleet gave."""
         self._change(results, self.taken, added=True)
 
     def take_outside(self, results: Sequence[AllocationResult]) -> None:
-        """Note what was given elsewhere."""
+        """Record devices that were given elsewhere."""
         self._change(results, self.freed, added=True)
 
     def free(self, results: Sequence[AllocationResult]) -> None:
-        """Note what was given back."""
+        """Record devices that were given back."""
         self._change(results, self.freed, added=False)
 
     def _change(self, results: Sequence[AllocationResult], log: ChangeLog, *, added: bool) -> None:
@@ -153,20 +153,20 @@ class FleetNodes:
         numbers: dict[int, None] = {}
         for pool in pools:
             names = {slice_.spec.node_name for slice_ in self.index.pool(pool)}
-            # A common pool may matter to any node. Only those count that a search came to: the others take
-            # over what is in use when one comes to them.
+            # A common pool may affect any node. Update only those that a search has visited: the others take
+            # over the use when a search first comes to them.
             known = [self.number[name] for name in names if name in self.number]
             numbers |= dict.fromkeys(known if all(names) else self._occupancy)
         for number in numbers:
             try:
                 occupancy = self.occupancy(number)
             except AllocationStopped:
-                # Its node selectors cannot be read: no search gets further on it.
+                # Its node selectors cannot be read, so no search gets further on it.
                 continue
             self._update(occupancy, results, added=added)
             self.full[number] = FULL if occupancy.full else NOT_FULL
             log.add(number)
-        # Last, because nodes that were gathered just now took over what was in use before.
+        # This comes last, because nodes that were gathered just now took over the use from before.
         if self._common is not None:
             self._update(self._common, results, added=added)
 
@@ -179,7 +179,7 @@ class FleetNodes:
 
 
 def _with_gone(devices: NodeDevices, before: NodeOccupancy) -> NodeDevices:
-    """The devices, and those that are in use and gone: these have positions, and no search sees them."""
+    """The devices, and those in use that are gone. These have positions, but no search sees them."""
     gone = [device for device in before.devices_in_use() if device not in devices.positions]
     if not gone:
         return devices

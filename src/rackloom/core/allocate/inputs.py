@@ -1,16 +1,16 @@
 """The inputs of one allocation beside the slices: feature gates, devices in use, and requests.
 
-`Features` are the switches of upstream's allocator. What is off is refused, ignored or ineligible,
-exactly as upstream has it.
+`Features` are the switches of upstream's allocator. If a feature is off, its fields are refused or
+ignored, or its devices are ineligible, exactly as in upstream.
 
-`InUse` records what earlier allocations hold: whole devices, shared devices and the capacity that their
-shares took. `in_use_by` derives it from the status of claims. Results with admin access hold nothing.
-The allocator reads this record and never changes it.
+`InUse` records the devices that earlier allocations hold: whole devices, shared devices and the capacity
+that their shares took. `in_use_by` derives it from the status of claims. Results with admin access hold
+nothing. The allocator reads this record and never changes it.
 
 `alternatives_of` brings claims into one shape. A request becomes a tuple of `RequestAlternative`: one
-for `exactly`, several, best first, for `firstAvailable`. Requests that no node could meet are refused
+for `exactly`, or several, best first, for `firstAvailable`. Requests that no node could meet are refused
 here: a feature that is off, an unknown class, an allocation mode or selector of an unknown kind.
-Alternatives are compared by identity; `likeness` is equal for those that treat every device the same.
+Alternatives are compared by identity. `likeness` is equal for those that treat every device the same.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -36,10 +36,10 @@ from rackloom.core.allocate.quantity import Quantity
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", forbid_unknown_fields=True):
-    """Allocator features; the defaults are those of Kubernetes 1.36 and later.
+    """Allocator features. The defaults are those of Kubernetes 1.36 and later.
 
-    Compatibility groups and derived attributes are alpha and on all the same: an API server without the
-    feature drops the fields, so whatever has them is meant.
+    Compatibility groups and derived attributes are alpha, but on by default. An API server without the
+    feature drops the fields, so if they are present, they are meant.
     """
 
     admin_access: bool = True
@@ -76,19 +76,19 @@ class InUse(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that earlier allocations hold."""
 
     dedicated: frozenset[DeviceId] = frozenset()
-    """Given to one claim."""
+    """Devices that are given to one claim."""
     shared: frozenset[DeviceId] = frozenset()
-    """Of which shares were given."""
+    """Devices that are given in shares."""
     consumed: Mapping[DeviceId, Mapping[str, Amount]] = {}
-    """Capacity that the shares of a device took together."""
+    """The capacity that the shares of a device took together."""
     holders: Mapping[DeviceId, tuple[str, ...]] = {}
-    """Names of the claims that hold a device, where known: for explanations."""
+    """The names, if known, of the claims that hold a device. For explanations only."""
 
 
 def in_use_by(claims: Iterable[ResourceClaim], *, shares: bool = True) -> InUse:
-    """What `claims` hold according to their status. Results with admin access hold nothing.
+    """The devices that `claims` hold according to their status. Results with admin access hold nothing.
 
-    With `shares` (the feature ConsumableCapacity), a result with a share id is a share; without it, every
+    With `shares` (the feature ConsumableCapacity), a result with a share id is a share. Without it, every
     result holds its whole device.
     """
     dedicated, shared = set[DeviceId](), set[DeviceId]()
@@ -119,7 +119,7 @@ def in_use_by(claims: Iterable[ResourceClaim], *, shares: bool = True) -> InUse:
 
 
 MAX_RESULTS = 32
-"""Devices that one claim can hold (AllocationResultsMaxSize of the API)."""
+"""The most devices that one claim can hold (AllocationResultsMaxSize of the API)."""
 
 
 class RequestAlternative(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
@@ -134,11 +134,11 @@ class RequestAlternative(msgspec.Struct, frozen=True, kw_only=True, eq=False, di
     everything: bool
     """Allocation mode All: every matching device or nothing."""
     count: int
-    """Devices asked for; of mode All it is not known here."""
+    """The number of devices requested. It is not known here for mode All."""
     admin: bool
     tolerations: tuple[DeviceToleration, ...]
     amounts: Mapping[str, Amount]
-    """Capacity asked for of each device."""
+    """The capacity requested of each device."""
     derived: Mapping[str, str]
     """Expressions of derived attributes, by the name under which constraints compare them."""
 
@@ -149,23 +149,23 @@ class RequestAlternative(msgspec.Struct, frozen=True, kw_only=True, eq=False, di
 
     @cached_property
     def likeness(self) -> Hashable:
-        """Equal for asks that treat every device the same: requests often repeat."""
+        """A key that is equal for alternatives that treat every device the same. Requests often repeat."""
         tolerated, amounts = self.tolerations, frozenset(self.amounts.items())
         return self.device_class.metadata.name, self.selectors, tolerated, amounts
 
     def named_in(self, requests: Sequence[str]) -> bool:
-        """Whether a list of request names covers this ask (an empty list covers all)."""
+        """Whether a list of request names covers this alternative. An empty list covers all."""
         return not requests or self.request in requests or self.name in requests
 
 
 Alternatives = tuple[RequestAlternative, ...]
-"""The alternatives of one request, of which one is to be met; the best first."""
+"""The alternatives of one request, best first. One of them must be met."""
 
 
 def alternatives_of(
     claims: Sequence[ResourceClaim], classes: Mapping[str, DeviceClass], features: Features
 ) -> tuple[tuple[Alternatives, ...], ...]:
-    """Per claim and request, its alternatives. Raises AllocationStopped for what no node could meet."""
+    """The alternatives by claim and request. Raises AllocationStopped if no node could meet a request."""
     found = []
     for number, claim in enumerate(claims):
         choices = []
@@ -195,11 +195,11 @@ def _alternative(
     classes: Mapping[str, DeviceClass],
     features: Features,
 ) -> RequestAlternative:
-    """What is asked for, as the search reads it. Raises AllocationStopped for what no node could meet."""
+    """A request as the search reads it. Raises AllocationStopped if no node could meet it."""
     alternative = None if isinstance(wanted, ExactDeviceRequest) else wanted.name
     name = request if alternative is None else f"{request}/{alternative}"
     where = f"claim {claim_title(claim)}, request {name}"
-    # What a feature that is off would decide cannot be left out: another device might be given then.
+    # Fields of a feature that is off cannot be ignored, because another device might be given then.
     if wanted.capacity is not None and not features.consumable_capacity:
         raise AllocationStopped(f"{where}: has capacity requests, but the feature ConsumableCapacity is off")
     if any(selector.cel is None for selector in wanted.selectors):
@@ -233,7 +233,7 @@ def _alternative(
 
 
 def claim_title(claim: ResourceClaim) -> str:
-    """Name of a claim in messages: with its namespace where it has one."""
+    """The name of a claim in messages, with its namespace if it has one."""
     meta = claim.metadata
     name = meta.name or meta.generate_name or "(unnamed)"
     return f"{meta.namespace}/{name}" if meta.namespace else name

@@ -1,21 +1,21 @@
 """Tentative assignments of a search: entered together, undone one by one in reverse order.
 
-`AllocationLedger` holds all that changes while devices are chosen: who holds a device, consumed
-capacity, counters, compatibility groups and constraints. `enter` checks what the device could give at
-all (policy of its capacities, taints), then use, capacity, groups, counters and constraints. It then
+`AllocationLedger` holds the state that changes while devices are chosen: holders of devices, consumed
+capacity, counters, compatibility groups and constraints. `enter` first checks whether the device can ever
+serve (policy of its capacities, taints), then use, capacity, groups, counters and constraints. It then
 updates all of them, or returns the cause and changes nothing. `strike` undoes the last entry exactly.
-`version` changes with every step, so that derived values know when they are stale.
+`version` changes with every step, so that derived values can detect that they are stale.
 
 A `Constraint` is matchAttribute or distinctAttribute. A set of devices that breaks a constraint stays
-broken whatever is added, so each device is checked as it is chosen. Matching devices must all share one
-value (one that all have, not one per pair); distinct ones share none, pair by pair. A device without
-the attribute breaks both. Where a request derives the attribute, its expression gives the value,
-whatever the device publishes under that name; an error of the expression stops the allocation. The
-constraint keeps a stack of value sets, and undoing pops it.
+broken when devices are added, so each device is checked as it is chosen. Matching devices must all share
+one value (one that all have, not one per pair). Distinct devices share none, pair by pair. A device
+without the attribute breaks both. If a request derives the attribute, its expression gives the value, and
+a published value is ignored. An error of the expression stops the allocation. The constraint keeps a
+stack of value sets, and undoing pops it.
 
 Three upstream rules shape the ledger. Admin access ignores use, but takes no device twice for one
-claim. A device does not change between dedicated and shared while anybody holds it. Only the first
-share of a device is charged to its counters.
+claim. A device does not change between dedicated and shared while it is held. Only the first share of a
+device is charged to its counters.
 """
 
 from collections import defaultdict
@@ -38,12 +38,12 @@ from rackloom.core.allocate.quantity import exact_value
 
 
 AttributeValues = frozenset[tuple[str, Hashable]]
-"""Values of an attribute with their type; empty where no value of a known type is set."""
+"""The values of an attribute with their types. Empty if no value of a known type is set."""
 
 
 def attribute_values(attribute: DeviceAttribute, *, lists: bool) -> AttributeValues:
-    """Values of an attribute. Lists count only where list attributes are on; a scalar is a list of one."""
-    # Values keep their kind: the integer 1, the text "1" and the version 1 are three values.
+    """The values of an attribute. Lists count only if `lists` is set, and a scalar is a list of one."""
+    # Values keep their type: the integer 1, the text "1" and the version 1 are three values.
     if lists:
         ints, strings = ("int", attribute.ints), ("string", attribute.strings)
         for kind, values in (ints, ("bool", attribute.bools), strings, ("version", attribute.versions)):
@@ -59,8 +59,8 @@ def attribute_values(attribute: DeviceAttribute, *, lists: bool) -> AttributeVal
 class Constraint:
     """One constraint, while devices are chosen.
 
-    Matching devices all have one value in common (one that all of them have, not one per pair); distinct ones
-    have none in common, pair by pair. A device without the attribute breaks both.
+    Matching devices all have one value in common (one that all of them have, not one per pair). Distinct
+    devices have none in common, pair by pair. A device without the attribute breaks both.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Constraint:
         known: dict[CandidateDevice, AttributeValues | None] | None = None,
         selectors: SelectorCache | None = None,
     ) -> None:
-        """`known` is shared by constraints of one attribute: N pairs have N of them.
+        """`known` is shared by constraints of one attribute, because N pairs have N of them.
 
         `selectors` evaluates derived attributes.
         """
@@ -92,15 +92,15 @@ class Constraint:
         return f"{kind} {self.attribute}{scope}"
 
     def values(self, ask: RequestAlternative, candidate: CandidateDevice) -> AttributeValues | None:
-        """What the constraint compares where the device is given to `ask`; None when it lacks the attribute.
+        """The values to compare if the request gets the device, or None if it lacks the attribute.
 
-        Raises AllocationStopped where the ask derives the attribute and that fails.
+        Raises AllocationStopped if the request derives the attribute and the expression fails.
         """
         if not ask.derived or self.attribute not in ask.derived:
             return self.published(candidate)
         values = self.derived(ask.derived[self.attribute], candidate)
         if isinstance(values, EvaluationError | CompileError):
-            # An expression that does not compile fails alike on every device, so none is named.
+            # An expression that does not compile fails on every device, so none is named.
             runs = isinstance(values, EvaluationError)
             fault = f"fails on device {candidate.id}" if runs else "does not compile"
             raise AllocationStopped(
@@ -112,7 +112,7 @@ class Constraint:
     def derived(
         self, expression: str, candidate: CandidateDevice
     ) -> AttributeValues | CompileError | EvaluationError:
-        """What an expression derives from a device; errors come back as values."""
+        """The values that an expression derives from a device. Errors are returned as values."""
         found = self._derived.get((expression, candidate))
         if found is None:
             attribute = self._selectors.derive(expression, candidate.view)
@@ -123,56 +123,56 @@ class Constraint:
         return found
 
     def published(self, candidate: CandidateDevice) -> AttributeValues | None:
-        """The values that the device publishes; None when it lacks the attribute."""
-        # None is an answer, too: the device lacks the attribute.
+        """The values that the device publishes, or None if it lacks the attribute."""
+        # None is a known value too: the device lacks the attribute.
         if candidate not in self._known:
             found = candidate.attribute(self.attribute)
             self._known[candidate] = None if found is None else attribute_values(found, lists=self._lists)
         return self._known[candidate]
 
     def allows(self, values: AttributeValues | None) -> bool:
-        """Whether a device of these values could be taken in now."""
+        """Whether a device with these values could be added now."""
         if values is None:
             return False
         if not self._stack:
-            # Upstream compares a first device with nothing, so that even a value of a type it cannot compare
-            # passes; only with list attributes does it look at it.
+            # Upstream compares the first device with nothing, so even a value of a type that it cannot
+            # compare passes. It checks that value only with list attributes.
             return bool(values) or not self._lists
-        # Distinct devices are compared pair by pair. Matching ones only with what all so far have in common.
+        # Distinct devices are compared pair by pair, matching ones only with the values common to all so far.
         if self.distinct:
             return bool(values) and all(values.isdisjoint(earlier) for earlier in self._stack)
         return bool(self._stack[-1] & values)
 
     def add(self, values: AttributeValues) -> None:
-        """Take in a device of these values, which `allows` let through."""
-        # matchAttribute keeps the values still common to all; distinctAttribute keeps each device's own.
+        """Add a device with these values. `allows` must have passed them."""
+        # matchAttribute keeps the values still common to all, distinctAttribute those of each device.
         together = values if self.distinct or not self._stack else self._stack[-1] & values
         self._stack.append(together)
 
     def undo(self) -> None:
-        """Forget the device that was taken in last."""
+        """Remove the device that was added last."""
         self._stack.pop()
 
     def values_so_far(self) -> AttributeValues:
-        """All that the future depends on: the values still possible, or (distinct) those that are gone."""
+        """The state that later checks depend on: the values still possible, or those used up if distinct."""
         return frozenset().union(*self._stack) if self.distinct else frozenset(*self._stack[-1:])
 
     @property
     def started(self) -> bool:
-        """Whether a device was taken in."""
+        """Whether a device was added."""
         return bool(self._stack)
 
 
 def constraints_of(
     claim: ResourceClaim, features: Features, selectors: SelectorCache
 ) -> tuple[Constraint, ...]:
-    """The constraints of a claim. Raises AllocationStopped for one of an unknown kind."""
+    """The constraints of a claim. Raises AllocationStopped if one is of an unknown kind."""
     known: defaultdict[str, dict[CandidateDevice, AttributeValues | None]] = defaultdict(dict)
     found = []
     for number, written in enumerate(claim.spec.devices.constraints):
         distinct = written.match_attribute is None
         attribute = written.distinct_attribute if distinct else written.match_attribute
-        # A newer API may have kinds of constraints that this decoder drops. To ignore one would break it.
+        # A newer API may have kinds of constraints that this decoder drops. Ignoring one would break it.
         if attribute is None:
             raise AllocationStopped(
                 f"claim {claim_title(claim)}, constraint #{number}:"
@@ -194,19 +194,19 @@ def constraints_of(
 
 
 class DeviceAssignment(msgspec.Struct, frozen=True, eq=False):
-    """A device given to an ask."""
+    """A device that is given to a request."""
 
     ask: RequestAlternative
     candidate: CandidateDevice
     consumption: Consumption
     charged: bool
-    """Whether its counters were charged: a further share of a device is not charged again."""
+    """Whether its counters were charged. Only the first share of a device is charged."""
 
 
 def static_share(ask: RequestAlternative, device: Device, features: Features) -> Consumption | Cause:
-    """What a device would give for `ask` if nobody held it, or why it never can."""
+    """The capacity that a device would give for a request if it were free, or why it never can serve."""
     given: Consumption | Cause = {}
-    # Without the feature every device is given whole, whatever its driver publishes of capacities.
+    # Without the feature every device is given whole, and its published capacities are ignored.
     if features.consumable_capacity:
         given = consumption_of(ask.amounts, device)
     if isinstance(given, Cause):
@@ -227,7 +227,7 @@ _CONSTRAINT_BROKEN = Cause(CauseKind.CONSTRAINT, "broken")
 
 
 class AllocationLedger:
-    """All books of one allocation."""
+    """The state of one allocation while devices are chosen."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class AllocationLedger:
         self._books: dict[PoolKey, CounterBook] = {}
         self._groups: dict[PoolKey, GroupBook] = {}
         self._before: dict[CandidateDevice, Cause | None] = {}
-        """Who held devices before: a search asks for the same ones over and over."""
+        """The earlier use of devices, or None. Kept because a search checks the same devices repeatedly."""
         self._holders: dict[CandidateDevice, list[int]] = {}
         self._taken: dict[DeviceId, dict[str, Fraction]] = {}
         self._shares: dict[CandidateDevice, int] = {}
@@ -255,7 +255,7 @@ class AllocationLedger:
         """Changes with every entry and every strike."""
 
     def in_use(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
-        """Whether somebody holds the device in a way that keeps it from `ask`.
+        """The cause if the device is held in a way that keeps it from the request, or None.
 
         Admin access ignores use, but takes no device twice for one claim.
         """
@@ -269,7 +269,7 @@ class AllocationLedger:
     def _held_before(self, candidate: CandidateDevice) -> Cause | None:
         if candidate not in self._before:
             device, state = candidate.id, self._state
-            # A device does not change between dedicated and shared while a claim holds it: a share of a
+            # A device does not change between dedicated and shared while a claim holds it. A share of a
             # device that one claim holds whole would break that claim's isolation.
             held = device in state.dedicated
             if not candidate.shareable:
@@ -283,19 +283,19 @@ class AllocationLedger:
         return bool(self._holders.get(candidate))
 
     def free_before(self, candidate: CandidateDevice) -> bool:
-        """Whether nobody held the device before this allocation in a way that keeps others from it."""
+        """Whether no earlier allocation holds the device in a way that keeps others from it."""
         return self._held_before(candidate) is None
 
     def mark(self, candidate: CandidateDevice) -> Hashable:
-        """What this allocation did to the device: equal for devices of one shape that were used alike."""
-        # The number of shares counts beside the capacity: only the first share is charged to counters.
+        """A key that is equal for devices of one shape that this allocation used alike."""
+        # The number of shares matters beside the capacity: only the first share is charged to counters.
         if candidate.shareable:
             return self._shares.get(candidate, 0), frozenset(self._gone(candidate.id).items())
         return frozenset(self._holders.get(candidate, ()))
 
     def suits(self, ask: RequestAlternative, candidate: CandidateDevice) -> Consumption | Cause:
-        """What the device would give for `ask` if it were free, or why it never can: nothing here changes."""
-        # Requests of one likeness share their answers: a claim often repeats a request.
+        """The cached result of `static_share`. No use of the device changes it."""
+        # Requests of one likeness share their results, because a claim often repeats a request.
         known = self._static_of.get(ask)
         if known is None:
             known = self._static_of[ask] = self._static.setdefault(ask.likeness, {})
@@ -304,16 +304,16 @@ class AllocationLedger:
         return known[candidate]
 
     def has_capacity(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
-        """Whether the device has the capacity that `ask` wants, as things stand."""
+        """Whether the device now has the capacity that the request wants."""
         if not self._features.consumable_capacity:
             return True
-        # Without taints and counters, unlike `suits`: this decides which devices mode All means.
+        # Unlike `suits`, this ignores taints and counters: it decides which devices mode All includes.
         given = consumption_of(ask.amounts, candidate.device)
         taken = self._gone(candidate.id)
         return not isinstance(given, Cause) and capacity_shortage(candidate.device, taken, given) is None
 
     def short(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
-        """Why what is left of the device or of its pool's counters is not enough for `ask` now."""
+        """Why the free part of the device or of its pool's counters is too small for the request, or None."""
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
             return given
@@ -329,8 +329,8 @@ class AllocationLedger:
         return cause
 
     def _scarce(self, candidate: CandidateDevice, given: Consumption) -> Cause | None:
-        """`short`, without a text for counters."""
-        # Searches come here at every step. Most devices have neither capacities nor counters.
+        """The same as `short`, but without the text for groups and counters."""
+        # Searches call this at every step. Most devices have neither capacities nor counters.
         cause = capacity_shortage(candidate.device, self._gone(candidate.id), given) if given else None
         if cause is None and self._draws(candidate):
             groups = self.groups(candidate)
@@ -341,9 +341,9 @@ class AllocationLedger:
         return cause
 
     def broken(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
-        """Which constraint keeps the device from `ask` now."""
+        """The constraint that keeps the device from the request now, or None."""
         for constraint in self.constraints(ask):
-            # Here an error is an account of one device. In a search it would stop the attempt.
+            # Here an error is the cause for one device. In a search it would stop the attempt.
             try:
                 values = constraint.values(ask, candidate)
             except AllocationStopped as stop:
@@ -355,19 +355,19 @@ class AllocationLedger:
         return None
 
     def constraints(self, ask: RequestAlternative) -> list[Constraint]:
-        """The constraints that cover `ask`."""
+        """The constraints that cover the request."""
         if ask not in self._covering:
             own = self._constraints[ask.claim]
             self._covering[ask] = [constraint for constraint in own if ask.named_in(constraint.requests)]
         return self._covering[ask]
 
     def enter(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
-        """Give the device to `ask`, or return the cause and change nothing. The caller ran the selectors.
+        """Give the device to the request, or return the cause and change nothing. Run selectors first.
 
-        The cause does not say which counter is short, nor which constraint is broken: searches ask often and
-        show nobody. Raises AllocationStopped where a derived attribute fails.
+        The cause does not name the short counter or the broken constraint, because searches call this often
+        and never show it. Raises AllocationStopped if a derived attribute fails.
         """
-        # The answer that never changes comes first. A search comes to the same pair often, and it is kept.
+        # The result that never changes comes first. It is kept, because a search often meets the same pair.
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
             return given
@@ -380,7 +380,7 @@ class AllocationLedger:
                 return _ATTRIBUTE_MISSING
             if not constraint.allows(values):
                 return _CONSTRAINT_BROKEN
-        # From here on nothing can fail: all books change together, and `strike` reverts them together.
+        # From here on nothing can fail. All books change together, and `strike` reverts them together.
         for constraint in self.constraints(ask):
             constraint.add(constraint.values(ask, candidate) or frozenset())
         charged = self._draws(candidate)
@@ -403,7 +403,7 @@ class AllocationLedger:
         entry = self.entries.pop()
         self.version += 1
         candidate = entry.candidate
-        # The stacks of constraints and groups end with this entry, because entries go in reverse order.
+        # The stacks of constraints and groups end with this entry, because entries are undone in reverse.
         for constraint in self.constraints(entry.ask):
             constraint.undo()
         if entry.charged:
@@ -422,7 +422,7 @@ class AllocationLedger:
             self.strike()
 
     def count_of(self, claim: int) -> int:
-        """How many devices this allocation has given to a claim."""
+        """The number of devices that this allocation has given to a claim."""
         return sum(entry.ask.claim == claim for entry in self.entries)
 
     def book(self, candidate: CandidateDevice) -> CounterBook:
@@ -430,13 +430,13 @@ class AllocationLedger:
         return self._book(candidate.pool.key)
 
     def _book(self, pool: PoolKey) -> CounterBook:
-        # Made when the first device draws: to charge what is in use reads all devices of the pool.
+        # Built when the first device draws: charging the devices in use reads all devices of the pool.
         if pool not in self._books:
             self._books[pool] = CounterBook(self._pools[pool], self.ever_held)
         return self._books[pool]
 
     def groups(self, candidate: CandidateDevice) -> GroupBook | None:
-        """The compatibility groups of the device's pool; None where no device of it names any."""
+        """The compatibility groups of the device's pool, or None if none of its devices names any."""
         if not candidate.pool.has_groups:
             return None
         key = candidate.pool.key
@@ -445,37 +445,37 @@ class AllocationLedger:
         return self._groups[key]
 
     def left_of(self, pool: PoolKey, counter: str) -> Fraction:
-        """What is left of the counters of one name, over all sets of a pool."""
+        """The amount that is left of the counters of one name, over all sets of a pool."""
         return sum(
             (left for (_, name), left in self._book(pool).left.items() if name == counter), Fraction(0)
         )
 
     def _gone(self, device: DeviceId) -> dict[str, Fraction]:
-        """Capacity of a device that is taken, before or now."""
-        # A copy, because this allocation adds to it and takes away again.
+        """The capacity of a device that is taken, before or in this allocation."""
+        # This is a copy, because this allocation adds to it and subtracts again.
         if device not in self._taken:
             self._taken[device] = {name: exact_value(used) for name, used in self.used_before(device).items()}
         return self._taken[device]
 
     def used_before(self, device: DeviceId) -> Mapping[str, Amount]:
-        """Capacity of a device that earlier allocations took."""
+        """The capacity of a device that earlier allocations took."""
         return self._state.consumed.get(device, {})
 
     def _draws(self, candidate: CandidateDevice) -> bool:
-        """Whether giving the device charges its counters: the first share of it does."""
+        """Whether giving the device charges its counters. Only the first share does."""
         if not candidate.device.consumes_counters:
             return False
-        # Upstream charges a shared device once, whoever comes first, also in an earlier allocation.
+        # Upstream charges a shared device once, for its first share, even if an earlier allocation took that.
         return not (
             candidate.shareable and (self._shares.get(candidate, 0) or self.charged_before(candidate))
         )
 
     def charged_before(self, candidate: CandidateDevice) -> bool:
-        """Whether shares in use already pay for the device's counters, also those that took no capacity."""
+        """Whether shares in use, even those that took no capacity, already charge the device's counters."""
         return candidate.id in self._state.consumed or candidate.id in self._state.shared
 
     def ever_held(self, device: DeviceId) -> bool:
-        """Whether anybody held the device, or a share of it, before this allocation."""
+        """Whether the device, or a share of it, was held before this allocation."""
         state = self._state
         return device in state.dedicated or device in state.shared or device in state.consumed
 
