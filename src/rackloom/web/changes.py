@@ -55,7 +55,7 @@ class SiteChanges(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[tuple[str, int], ...] = ()
     """Tenants by name, with the change in the number of GPUs of their machines."""
     operations: tuple[TimelineEntry, ...] = ()
-    """Those that began or ended since, the newest first."""
+    """Operations that began or ended since, the newest first."""
     more_operations: int = 0
 
     @property
@@ -88,7 +88,7 @@ def changes_between(then: SiteMap, now: SiteMap) -> SiteChanges:
 
 
 def _without(some: Collection[Finding] | None, others: Collection[Finding] | None) -> Iterator[Finding]:
-    """Findings that are not among others. Nothing if one of the two was not examined."""
+    """Findings that are not among the others. Nothing if either map was not examined."""
     if some is None or others is None:
         return
     known = {(finding.check, finding.subject) for finding in needs_attention(others)}

@@ -37,7 +37,7 @@ class OrdersDone:
         self._clock = clock
         self._seconds = seconds
         self._orders: dict[tuple[Name, str], tuple[float, asyncio.Task[Outcome]]] = {}
-        """In the order in which they came."""
+        """Orders in the order in which they came."""
 
     async def once(self, viewer: Name, id_: str, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
         """The outcome of an order. `work` carries it out unless an earlier request did or does."""

@@ -86,7 +86,7 @@ class _FrameInput(NamedTuple):
     rack: MapRack
     facts: _SiteFacts
     domains: tuple[NvlinkDomainRecord, ...]
-    """Those of the rack, by UUID."""
+    """The domains of the rack, by UUID."""
     marks: RackMarks | None
 
 
@@ -101,7 +101,7 @@ class RackFrames(msgspec.Struct, frozen=True):
     named: Memo[str, MapRack, RackPlaces] = {}
     facts: Memo[str, _FactsInput, _SiteFacts] = {}
     memo: Memo[str, _FrameInput, RackFrame] = {}
-    """Those that were made for this viewer."""
+    """Frames that were made for this viewer."""
     frames: Mapping[str, RackFrame] = {}
     """Every rack of the map, by name and in order."""
 

@@ -58,7 +58,7 @@ class SiteHistory:
     def __init__(self, racks_kept: int = RACKS_KEPT) -> None:
         self._maps: list[SiteMap] = []
         self._racks: Counter[int] = Counter()
-        """In how many maps each rack is, by its identity: the maps keep the racks alive."""
+        """The number of maps with each rack, by its identity: the maps keep the racks alive."""
         self._racks_kept = racks_kept
 
     @property

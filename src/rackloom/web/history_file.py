@@ -118,7 +118,7 @@ def _stored_rack(rack: MapRack) -> tuple[_StoredRack, list[ComputeDomain]]:
 
 
 def _rack_of(stored: _StoredRack, domains: Sequence[ComputeDomain]) -> MapRack:
-    """Raises LookupError where it names something that it does not have."""
+    """Raises LookupError if it refers to a value that it does not have."""
 
     def gpu(found: _StoredGpu) -> MapGpu:
         if found.chain is None:
@@ -147,7 +147,7 @@ _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _FINGERPRINT = hashlib.sha256(
     b"rackloom map history 1" + msgspec.json.encode(msgspec.json.schema(SiteMap), order="sorted")
 ).hexdigest()
-"""Differs where the file or the records in it are made of something else."""
+"""Differs if the types of the records in the file differ."""
 
 
 def _body(value: object) -> bytes:
@@ -174,7 +174,7 @@ _UNREADABLE = (ValueError, LookupError, TypeError, zlib.error)
 
 
 _MOST_PAGES = 65536
-"""Of 4 KiB: 256 MiB."""
+"""Pages of 4 KiB: 256 MiB."""
 _NEW_TABLES = (
     "DELETE FROM format",
     "DROP TABLE IF EXISTS part",

@@ -30,7 +30,7 @@ class HistoryKeeper:
 
     def __init__(self, file: HistoryFile, clock: Callable[[], float]) -> None:
         self.unkept_since: float | None = None
-        """The time since which the history could not be saved, or None if the last save succeeded."""
+        """The time since which the history cannot be saved, or None if it can."""
         self._file = file
         self._clock = clock
         self._thread = SerialThread()

@@ -238,7 +238,7 @@ class _ShareFacts(msgspec.Struct, frozen=True):
 
 
 _GpusByRack = Mapping[str, tuple[MapGpu, ...]]
-"""Those of each rack, in the order of the chains."""
+"""The GPUs of each rack, in the order of the chains."""
 
 
 class SiteMapCache(msgspec.Struct, frozen=True, kw_only=True):

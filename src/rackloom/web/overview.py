@@ -50,10 +50,10 @@ class RackCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: int = 0
     used: int = 0
-    """By an instance or a pod. For a tenant's own GPUs, by a pod."""
+    """GPUs used by an instance or a pod. For a tenant's own GPUs, by a pod."""
     use_unknown: int = 0
     problems: int = 0
-    """GPUs that a finding names which needs attention."""
+    """GPUs with a finding that needs attention."""
     health_unknown: int = 0
     """Other GPUs that a finding names, or all if the site was not examined."""
     fastest: MeasuredTransfer | None = None
@@ -183,7 +183,7 @@ LEVELS = 4
 
 
 def _level(some: int, whole: int) -> int:
-    """How dark a share is drawn: 0 is none and 4 all, so that a full rack differs from any other."""
+    """The darkness of a share: 0 for none and 4 for all, so that a full rack differs from any other."""
     if some == whole:
         return LEVELS
     return 1 + some * (LEVELS - 1) // whole if some else 0

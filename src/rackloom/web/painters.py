@@ -88,9 +88,9 @@ class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
     places: PlacesByName = msgspec.field(default_factory=dict)
     """The places of all objects that its findings and operations name."""
     racks: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
-    """Those that are drawn whole, by id."""
+    """Racks that are drawn whole, by id."""
     cells: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
-    """Those of all racks, by id. Empty on a site that is drawn whole."""
+    """The cells of all racks, by id. Empty on a site that is drawn whole."""
     panels: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
     choices: Mapping[str, FilterChoice] = msgspec.field(default_factory=dict)
     """The choices of a filter, by mark."""
@@ -152,7 +152,7 @@ class PainterMemory(msgspec.Struct, kw_only=True):
 class Painter:
     """Draws the page of one kind of viewer in one mode. If `org` is None, it shows everything.
 
-    `nobodys` draws the same for `NOBODY`. Racks in which an organisation holds nothing are taken from there.
+    `nobodys` draws the same for `NOBODY`. It supplies the racks in which an organisation holds nothing.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Painter:
             number=now.number,
             whole=whole,
             places=places,
-            # How a cell is drawn depends on how many there are.
+            # The form of a cell depends on the number of cells.
             cells=self._cells(before.cells if same else {}, now.number),
             panels={
                 id_: self._panel(before.panels.get(id_), shown, write, now.number)
@@ -324,7 +324,7 @@ class Painter:
     def _panels(
         self, now: LiveReading, whole: SiteMap, places: PlacesByName, legend: Sequence[LegendEntry]
     ) -> Iterator[tuple[str, object, Callable[[], str]]]:
-        """The id of each panel, the values that it shows, and how it is written."""
+        """The id of each panel, the values that it shows, and the function that writes it."""
         mode, room, badges = self._mode, self.memory.room, domain_badges(whole, self._colours)
         summary = site_summary(now, whole, self.memory.counts, room)
         # The places of operations follow from the racks.

@@ -21,7 +21,7 @@ class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
     free_trays: int
     unknown_trays: int
-    """Trays for which it is not known whether they are free."""
+    """Trays that may or may not be free."""
     gang_trays: int
     """Trays of the largest gang that fits: GPUs of two domains share no memory."""
     gang_gpus: int

@@ -67,7 +67,7 @@ class FoundLocations(msgspec.Struct, frozen=True):
 
 
 PlacesByName = Mapping[str, Sequence[MapSpot]]
-"""By the names of `Finding.where`: the GPUs that the named object is, has or serves."""
+"""The GPUs that a named object is, has or serves, by the names of `Finding.where`."""
 
 
 class RackPlaces:
@@ -111,7 +111,7 @@ class RackPlaces:
 
 
 def _coarse(name: str) -> str:
-    """The name in `RackPlaces.coarse` without which a rack does not have this name."""
+    """The name in `RackPlaces.coarse` that every rack with this name has."""
     kind, _, rest = name.partition(" ")
     if kind == "gpu":
         return at_domain(rest.rpartition("/")[0])
@@ -199,9 +199,9 @@ class RackMarks(msgspec.Struct, frozen=True, kw_only=True):
     gpus: dict[GpuSpot, PartMark] = {}
     trays: dict[int, PartMark] = {}
     devices: dict[str, PartMark] = {}
-    """By their names in findings."""
+    """Marks of devices, by their names in findings."""
     switches: list[PartMark] = []
-    """Of its NVLink domains: one for each finding, the worst first."""
+    """Marks of its NVLink domains: one for each finding, the worst first."""
 
 
 def marks_by_rack(findings: Iterable[Finding], places: PlacesByName) -> Mapping[str, RackMarks]:

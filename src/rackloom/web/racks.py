@@ -51,7 +51,7 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str = ""
     """The name of its group, or its state without one."""
     level: Level | None = None
-    """Of the worst finding that names it."""
+    """The level of the worst finding that names it."""
     busy: bool = False
     """Whether a pod uses it."""
     mark: str = ""
@@ -102,7 +102,7 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     notes: tuple[str, ...] = ()
     """Notes such as cordoned, and the titles of findings."""
     level: Level | None = None
-    """Of the worst finding that names the tray, or its node or machine."""
+    """The level of the worst finding that names the tray, or its node or machine."""
     laid_over: str = ""
     """The ComputeDomain that it is a member of."""
     badge: int | None = None
@@ -139,7 +139,7 @@ GpuAddress = tuple[str, int, int]
 
 
 def find_gpu(whole: SiteMap, spot: GpuAddress) -> MapGpu | None:
-    """The GPU that the page names so."""
+    """The GPU at an address of the page."""
     id_, tray, gpu = spot
     rack = next((rack for rack in whole.racks if rack_id(rack.name) == id_), None)
     if rack is None or tray >= len(rack.trays) or gpu >= len(rack.trays[tray]):
@@ -251,7 +251,7 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...]:
-    """The ComputeDomains that are laid over the racks, and how many nodes each has."""
+    """The ComputeDomains that are laid over the racks, with the number of nodes of each."""
     nodes = {
         ColourGroup(domain.uid, domain.key): len(domain.status.nodes) for domain in whole.compute_domains
     }
@@ -259,7 +259,7 @@ def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...
 
 
 def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
-    """The groups in one rack, and how many GPUs each has there."""
+    """The groups in one rack, with the number of GPUs of each."""
     if mode not in GROUP_MODES:
         return Counter()
     shades = (gpu_shade(frame, mode, spot) for spot in frame.rack.spots)

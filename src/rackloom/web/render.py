@@ -63,7 +63,7 @@ def _time_element(at: float, shown: str) -> Markup:
 
 
 def duration_text(seconds: float) -> str:
-    """How long something took, to the digits that matter."""
+    """A duration, to the digits that matter."""
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 

@@ -55,7 +55,7 @@ class _OwnRack(msgspec.Struct, frozen=True, kw_only=True):
     domains: tuple[str, ...] = ()
     """NVLink domains of the machines, sorted."""
     namespaces: tuple[str, ...] = ()
-    """Those of claims and of ComputeDomains, sorted."""
+    """Namespaces of claims and of ComputeDomains, sorted."""
     held_since: tuple[float, ...] = ()
     """The recorded times at which the tenant got GPUs, sorted."""
     undated: bool = False
@@ -85,9 +85,9 @@ class _HeldInput(msgspec.Struct, frozen=True):
     own: _OwnRack
     moment: _RackMoment
     answers: tuple[_DomainAnswer, ...]
-    """Of each of `own.domains`."""
+    """The answers for each of `own.domains`."""
     namespaces: frozenset[str]
-    """Those of the rack that are the tenant's."""
+    """Namespaces of the rack that are the tenant's."""
 
 
 class _HeldRack(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class _HeldRack(msgspec.Struct, frozen=True):
     nodes: frozenset[str] = frozenset()
     """The tenant's nodes for which the cluster was read after the tenant got them."""
     compute_domains: tuple[ComputeDomain, ...] = ()
-    """Those that its claims name, each once."""
+    """ComputeDomains that its claims name, each once."""
 
 
 class _ShownInput(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ WORKLOADS = frozenset(
         *(Check.ACTIVE, Check.ONE_CLIQUE, Check.MESH),
     }
 )
-"""Checks of an object in a namespace, which their titles name by their subject alone."""
+"""Checks of an object in a namespace. Their titles name only their subject."""
 _ALWAYS_UNKNOWN = frozenset({Check.LAYER, Check.CONTROLLER})
 """Checks with a clause that already states that something is unknown."""
 _SUBJECT = re.compile(r"(?P<kind>[A-Za-z]+) (?P<namespace>[a-z0-9.-]+)/(?P<name>[a-z0-9.-]+)")

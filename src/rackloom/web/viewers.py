@@ -1,6 +1,6 @@
 """The viewer: the session of a browser is an organisation and its bearer token, in one cookie.
 
-The token is taken once, at the login page, and kept where scripts cannot read it. The server remembers
+The token is taken once, at the login page, and kept where scripts cannot read it. The server stores
 nothing: the token is verified at every request, and the session ends with it.
 """
 
