@@ -1,15 +1,15 @@
-"""The pages on which a tenant carves, orders and releases: forms, the plan of one, and what became of it.
+"""The pages on which a tenant carves, orders and releases: forms, the plan of a form, and its outcome.
 
-`/map/actions` has the three forms and what the tenant has. A form leads to its plan, a GET that changes
-nothing, and the form below the plan carries it out, a POST to the same path. The answer to that is a redirect
-to `/map/actions`, so that a reload sends nothing again.
+`/map/actions` has the three forms and the objects of the tenant. A form leads to its plan, a GET that changes
+nothing. The form below the plan carries it out, a POST to the same path. The answer to that is a redirect to
+`/map/actions`, so that a reload sends nothing again.
 
 A POST is accepted from a page of this origin with a ticket of the same session (`forms`), at most
 `FORM_BYTES` long, with the fields of the action and no others, and carried out once (`done_once`). The action
-is planned again first. If the plan is another one than the tenant has read, the page shows the new plan and
-why, and does nothing.
+is planned again first. If the plan differs from the one that the tenant has read, the page shows the new plan
+and the reason, and does nothing.
 
-Everything is asked of REST in this process, with the token of the viewer's session and from the viewer's
+All requests go to REST in this process, with the token of the viewer's session and from the viewer's
 address: authorization, quotas, limits of requests and the audit log are those of REST.
 """
 
@@ -50,10 +50,10 @@ from rackloom.web.viewers import Session, Viewer, session_of
 ACTIONS = "/map/actions"
 FORWARDED_FOR = b"x-forwarded-for"
 TICKET_FIELDS = frozenset({"ticket", "proof", "plan"})
-"""What a form has besides the fields of its action."""
+"""The fields of a form besides the fields of its action."""
 STALE = "The site has changed since that plan was shown. Nothing was done; this is the plan now."
 LONGEST_SHOWN = 256
-"""Characters of a field that a refused form shows again; names are no longer."""
+"""Characters of a field that a refused form shows again. Names are no longer."""
 _BUTTONS = {
     Action.CARVE: "Carve it",
     Action.BATCH: "Order these machines",
@@ -62,7 +62,7 @@ _BUTTONS = {
 
 
 class ActionPages:
-    """The pages; `api` is the application of REST, `clock` gives seconds since the epoch."""
+    """The pages. `api` is the application of REST, and `clock` gives seconds since the epoch."""
 
     def __init__(self, api: ASGIApp, clock: Callable[[], float]) -> None:
         self._api = api
@@ -70,7 +70,7 @@ class ActionPages:
         self._done = OrdersDone(clock, TICKET_SECONDS)
 
     async def overview(self, request: Request, viewer: Viewer) -> Response:
-        """The forms and what the tenant has; `done` in the address names an order to report on."""
+        """The forms and the objects of the tenant. `done` in the address names an order to report on."""
         if viewer.operator:
             return _for_tenants_only(viewer)
         given = tuple(request.query_params.multi_items())
@@ -78,14 +78,14 @@ class ActionPages:
         return await self._overview(request, viewer, fields=given, outcome=outcome)
 
     async def plan(self, request: Request, viewer: Viewer) -> Response:
-        """What an action would do."""
+        """The plan of an action."""
         if viewer.operator:
             return _for_tenants_only(viewer)
         action, fields = _action_of(request), tuple(request.query_params.multi_items())
         return await self._answer(request, viewer, action, fields, lambda asked: self._plan(request, asked))
 
     async def order(self, request: Request, viewer: Viewer) -> Response:
-        """Do what a plan says."""
+        """Carry out a plan."""
         action = _action_of(request)
         if viewer.operator:
             return _for_tenants_only(viewer)
@@ -117,7 +117,7 @@ class ActionPages:
         fields: Fields,
         work: Callable[[Asked], Awaitable[Response]],
     ) -> Response:
-        """What `work` answers for the fields of an action; where it is refused, the forms and why."""
+        """The answer of `work` for the fields of an action, or the forms and the reason if it is refused."""
         try:
             return await work(asked_for(action, fields))
         except _Stale as stale:
@@ -141,7 +141,7 @@ class ActionPages:
         return HTMLResponse(_render_plan(session.org, plan, ticket, trouble), status)
 
     async def _carry_out(self, request: Request, asked: Asked, plan_id: str) -> Outcome:
-        """Raises _Stale, and the errors of the client where nothing was done."""
+        """Raises _Stale, and the errors of the client if nothing was done."""
         done: list[str] = []
         async with self._rest(request) as client:
             plan = await planned(client, asked)
@@ -187,7 +187,7 @@ class ActionPages:
 
 
 class _Stale(Exception):
-    """The plan is not the one that was read."""
+    """The plan differs from the one that the tenant has read."""
 
     def __init__(self, plan: ActionPlan) -> None:
         super().__init__("the plan has changed")
@@ -195,7 +195,7 @@ class _Stale(Exception):
 
 
 def rest_client(api: ASGIApp, session: Session, sender: Scope) -> AsyncClient:
-    """A client of REST in this process, for a session, whose requests come from the sender of another."""
+    """A client of REST in this process, for a session. Its requests come from the address of `sender`."""
     forwarded = [header for header in sender["headers"] if header[0] == FORWARDED_FOR]
 
     async def from_sender(scope: Scope, receive: Receive, send: Send) -> None:
@@ -218,12 +218,12 @@ def _action_of(request: Request) -> Action:
 
 
 def _for_tenants_only(viewer: Viewer) -> Response:
-    """What operators read: what they do to machines is `rackloom admin`."""
+    """The answer to operators, who use `rackloom admin` to change machines."""
     return HTMLResponse(render_template("tenants_only.html", org=viewer.org), 403)
 
 
 def _refusal_text(error: Refused) -> str:
-    """Why, and what would help."""
+    """The reason, and the nearest fix if there is one."""
     return error.reason if error.nearest_fix is None else f"{error.reason}. Nearest fix: {error.nearest_fix}"
 
 
@@ -233,7 +233,7 @@ def _refusal_text(error: Refused) -> str:
 def _render_overview(
     org: str, own: OwnObjects | None, *, trouble: str, fields: Fields, outcome: Outcome | None
 ) -> str:
-    """The forms, filled in with `fields`; without objects (None) there is nothing to choose from."""
+    """The forms, filled in with `fields`. Without objects (None) they offer no choices."""
     return render_template(
         "actions.html",
         org=org,

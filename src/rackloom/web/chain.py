@@ -1,12 +1,12 @@
-"""One GPU through all layers: what each layer reports, when it was seen, how its NICs are wired.
+"""One GPU through all layers: the report of each layer, its age, and the wiring of the NICs.
 
 The layers are site records, switch controller, Kubernetes and transfer record. Each `LayerReport` has the
-time of its observation, since when it could not be read again, and named links. A link without a name
-says whether there is none or whether the viewer may not see it.
+time of its observation, the time since which it could not be read again, and named links. A link without a
+name shows whether there is none or whether the viewer may not see it.
 
 The wiring of a GPU and a NIC is the nearest thing that both hang from: the same PCIe root, the same NUMA
-node, or neither. A GPU that is coupled to its processor (GB200) shares a PCIe root with no NIC; there the
-NUMA node is as near as it gets. Nothing here decides what is wrong: that is in the findings beside it.
+node, or neither. A GPU that is coupled to its processor (GB200) shares a PCIe root with no NIC, so the NUMA
+node is the nearest one possible. This module does not decide what is wrong: the findings do.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from rackloom.core.diagnosis.snapshot import DeviceId, DeviceRecord, GpuChain, L
 from rackloom.topology.part_names import PartName, place_numbers
 from rackloom.web.model import MapGpu, SiteMap
 
-# What each layer reports.
+# The report of each layer.
 
 
 _LAYER_NAMES = {
@@ -31,28 +31,28 @@ _LAYER_NAMES = {
 
 
 ChainLink = tuple[str, str | None, str]
-"""What it is, its name (None: there is none, or it is hidden) and a note."""
+"""The kind of the object, its name (None if there is none, or if it is hidden) and a note."""
 NOT_SHOWN = "not shown"
 
 
 class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer reports of a GPU."""
+    """The report of one layer about a GPU."""
 
     source: str
     at: float | None
-    """When it was read; None: never."""
+    """When it was read, or None if it never was."""
     unknown_since: float | None = None
     """Since when it cannot be read."""
     links: tuple[ChainLink, ...]
 
     @property
     def current(self) -> bool:
-        """Whether what is missing here is absent, rather than unknown."""
+        """Whether an object that is missing here is absent, not unknown."""
         return self.at is not None and self.unknown_since is None
 
 
 def layer_reports(whole: SiteMap, gpu: MapGpu) -> tuple[LayerReport, ...]:
-    """What each layer reports of a GPU, tenant first and transfer last. Empty for a hidden GPU."""
+    """The report of each layer about a GPU, tenant first and transfer last. Empty for a hidden GPU."""
     chain = gpu.chain
     if chain is None:
         return ()
@@ -118,7 +118,7 @@ def _by_cluster(chain: GpuChain, names: Mapping[DeviceId, PartName]) -> Iterator
 
 
 def _read_at(whole: SiteMap, gpu: MapGpu, layer: Layer) -> tuple[float | None, float | None]:
-    """When a layer was read and since when it is unknown; of the fabric, when this GPU's domain was read."""
+    """The time of a layer's reading, and since when it is unknown. For the fabric, of this GPU's domain."""
     status = whole.layer(layer)
     if layer is Layer.TRANSFER and gpu.chain is not None and gpu.chain.transfer is not None:
         return gpu.chain.transfer.at, status.unknown_since
@@ -126,7 +126,7 @@ def _read_at(whole: SiteMap, gpu: MapGpu, layer: Layer) -> tuple[float | None, f
         return status.at, status.unknown_since
     domain = whole.domains.get(gpu.domain)
     if domain is None:
-        # Without a controller for the domain, the time of other domains' readings says nothing.
+        # If the domain has no controller, the reading times of other domains are no evidence.
         return None, status.unknown_since
     return domain.observed_at, domain.unknown_since if status.unknown_since is None else status.unknown_since
 

@@ -1,10 +1,10 @@
-"""What has changed between two readings of the site, for one viewer.
+"""The changes between two readings of the site, for one viewer.
 
 Compares two maps that are made for the same viewer, so it shows nothing that the viewer may not see. Racks
 with equal frames (`frames`) are skipped.
 
 A finding is the same in both if its check and its subject are the same. The GPUs of a tenant are those of
-its machines; a number that was or is unknown for some GPUs of a rack makes no difference there, because an
+its machines. A number that was or is unknown for some GPUs of a rack makes no difference there, because an
 unknown GPU is neither taken nor given up.
 """
 
@@ -32,11 +32,11 @@ class RackDifference(msgspec.Struct, frozen=True, kw_only=True):
     freed: int
     """GPUs that were taken and are free now."""
     problems: int = 0
-    """How many GPUs more or fewer have a problem."""
+    """The change in the number of GPUs with a problem."""
 
     @property
     def size(self) -> int:
-        """How much differs."""
+        """The size of the difference."""
         return self.taken + self.freed + abs(self.problems)
 
 
@@ -53,9 +53,9 @@ class SiteChanges(msgspec.Struct, frozen=True, kw_only=True):
     new_racks: tuple[str, ...] = ()
     gone_racks: tuple[str, ...] = ()
     tenants: tuple[tuple[str, int], ...] = ()
-    """Tenants by name, and how many GPUs more or fewer their machines have."""
+    """Tenants by name, with the change in the number of GPUs of their machines."""
     operations: tuple[TimelineEntry, ...] = ()
-    """Those that began or ended since, the newest first."""
+    """Operations that began or ended since, the newest first."""
     more_operations: int = 0
 
     @property
@@ -65,7 +65,7 @@ class SiteChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def changes_between(then: SiteMap, now: SiteMap) -> SiteChanges:
-    """What has changed since an earlier map."""
+    """The changes since an earlier map."""
     before, after = rack_frames(then), rack_frames(now)
     pairs = [(before[name], frame) for name, frame in after.items() if name in before]
     differences = sorted(
@@ -88,7 +88,7 @@ def changes_between(then: SiteMap, now: SiteMap) -> SiteChanges:
 
 
 def _without(some: Collection[Finding] | None, others: Collection[Finding] | None) -> Iterator[Finding]:
-    """Findings that are not among others; nothing where one of both was not examined."""
+    """Findings that are not among the others. Nothing if either map was not examined."""
     if some is None or others is None:
         return
     known = {(finding.check, finding.subject) for finding in needs_attention(others)}

@@ -1,12 +1,12 @@
 """Orders that are carried out once, however often they are sent.
 
 A double click, a reload or an impatient browser sends a form again. Each order has an id. The first request
-with an id carries it out; later ones wait for the same outcome. An order that was refused changed nothing
+with an id carries it out. Later ones wait for the same outcome. An order that was refused changed nothing
 and is forgotten, so that it may be sent again. Outcomes are kept for as long as their forms are accepted, the
 newest `MOST_OF_VIEWER` of each viewer.
 
-The memory is that of one process. Beyond it, what an order names protects it: a plan that was carried out no
-longer holds, a name is taken, and a release that is repeated changes nothing.
+Each process has a separate memory. Beyond it, the objects of an order protect it: a plan that was carried
+out no longer holds, a name is taken, and a release that is repeated changes nothing.
 """
 
 import asyncio
@@ -18,29 +18,29 @@ MOST_OF_VIEWER = 32
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an order that changed something."""
+    """The outcome of an order that changed something."""
 
     done: tuple[str, ...]
-    """What was done, a sentence each."""
+    """The steps that were done, one sentence each."""
     problem: str = ""
-    """Why it ended before its end; empty: it did not."""
+    """The error that ended the order early. Empty if it completed."""
 
 
 Name = tuple[str, str]
-"""Who gave an order: organisation and subject."""
+"""The organisation and subject that gave an order."""
 
 
 class OrdersDone:
-    """The orders of one process. `clock` gives seconds; an outcome is kept for `seconds`."""
+    """The orders of one process. `clock` gives seconds, and an outcome is kept for `seconds`."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
         self._orders: dict[tuple[Name, str], tuple[float, asyncio.Task[Outcome]]] = {}
-        """In the order in which they came."""
+        """Orders in the order in which they came."""
 
     async def once(self, viewer: Name, id_: str, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
-        """The outcome of an order, which `work` carries out unless a request before it did or does."""
+        """The outcome of an order. `work` carries it out unless an earlier request did or does."""
         self._forget_old(viewer)
         key = viewer, id_
         if key not in self._orders:
@@ -55,7 +55,7 @@ class OrdersDone:
         return await asyncio.shield(self._orders[key][1])
 
     def find(self, viewer: Name, id_: str) -> Outcome | None:
-        """The outcome of an order; None: unknown, or not over."""
+        """The outcome of an order, or None if it is unknown or not over."""
         _, task = self._orders.get((viewer, id_), (0.0, None))
         return task.result() if task is not None and task.done() and not _failed(task) else None
 

@@ -1,6 +1,6 @@
-"""The GPUs of some racks as a table (CSV), with what the viewer may see of each.
+"""The GPUs of some racks as a table (CSV), with the facts that the viewer may see.
 
-The table is made of the viewer's own map: a GPU of another tenant has a place and whether it is in use. Cells
+The table is made from the viewer's own map: a GPU of another tenant has only its place and use. Cells
 that a spreadsheet would run as a formula begin with an apostrophe.
 """
 

@@ -1,12 +1,12 @@
 """Forms: read within a limit, and accepted only from a page that this site made for the same session.
 
-Two things are asked of a form that changes something. The browser states that a page of this origin sent it
-(`is_same_origin`). And it carries a ticket: an id that nobody can guess, with its time, and the HMAC of that
-id and of the action, whose key is the token of the session. Another site knows neither the token nor the
-HMAC, another session has another key, and a ticket is good for one action and one hour. Nothing is kept for
-it, so it is as good at another replica, and after a restart.
+A form that changes something must pass two checks. The browser states that a page of this origin sent it
+(`is_same_origin`). And it carries a ticket: an unguessable id, with its time, and the HMAC of that id and of
+the action, with the token of the session as the key. Another site knows neither the token nor the HMAC,
+another session has another key, and a ticket is good for one action and one hour. The server does not store
+tickets, so a ticket is also good at another replica, and after a restart.
 
-The id of a ticket also names the order: what is sent twice has the same id.
+The id of a ticket also names the order, so that a form that is sent twice has the same id.
 """
 
 import hmac
@@ -21,17 +21,17 @@ from rackloom.web.viewers import Session
 
 FORM_BYTES = 8192
 TICKET_SECONDS = 3600.0
-"""How long a page with a form may be looked at before it is sent."""
+"""How long a page with a form may stay open before the form is sent."""
 CLOCK_SKEW = 60.0
-"""By how much the clock of another replica may be ahead."""
+"""The most by which the clock of another replica may be ahead."""
 _TICKET_ID = re.compile(r"([0-9]{1,12})\.[A-Za-z0-9_-]{16,32}")
 
 Fields = tuple[tuple[str, str], ...]
-"""Names and values in their order; a name may come more than once."""
+"""Names and values in their order. A name may appear more than once."""
 
 
 def is_same_origin(request: Request) -> bool:
-    """Whether a form was sent from a page of this site; every current browser states it in a header."""
+    """Whether a form was sent from a page of this site. Every current browser states it in a header."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -40,7 +40,7 @@ def is_same_origin(request: Request) -> bool:
 
 
 async def read_form(request: Request) -> Fields | None:
-    """The fields of a form; None: it is too large."""
+    """The fields of a form, or None if it is too large."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -50,7 +50,7 @@ async def read_form(request: Request) -> Fields | None:
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """What a page puts into a form."""
+    """The proof of origin that a page puts into a form."""
 
     id: str
     proof: str
@@ -63,7 +63,7 @@ def new_ticket(session: Session, action: str, now: float) -> Ticket:
 
 
 def ticket_problem(session: Session, action: str, ticket: Ticket, now: float) -> str | None:
-    """Why a form with this ticket is not accepted; None: it is."""
+    """The reason why a form with this ticket is not accepted, or None if it is."""
     found = _TICKET_ID.fullmatch(ticket.id)
     proof = _proof(session, action, ticket.id)
     if found is None or not hmac.compare_digest(proof.encode(), ticket.proof.encode("utf-8", "replace")):

@@ -1,17 +1,17 @@
-"""What the drawing of one rack depends on, and the colours of its GPUs.
+"""The input of the drawing of one rack, and the colours of its GPUs.
 
-A `RackFrame` holds one rack with all that its drawing depends on and nothing else: equal frames are drawn
-equal. Times of readings and records of other racks are not part of it. That a layer or a domain is no longer
-known is part of it. The marks of a rack come from the findings and from nothing else: no layer is read for a
-problem a second time.
+A `RackFrame` holds one rack with everything that its drawing depends on and nothing else, so that equal
+frames have equal drawings. It has no times of readings and no records of other racks, but it does record
+that a layer or a domain is no longer known. The marks of a rack come from the findings alone: no layer is
+read for a problem a second time.
 
-A GPU is coloured by its group, as one layer reports it: partition, tenant, clique or workload. It is
-unknown where that layer was not read, not lately, or is hidden from the viewer; the last known group is
-kept. The name of a group chooses its hue, the same in every process; where another group has that hue, the
+A GPU is coloured by its group, as one layer reports it: partition, tenant, clique or workload. Its state is
+unknown if that layer was not read recently, or is hidden from the viewer. It then keeps the last known
+group. The name of a group chooses its hue, the same in every process. If another group has that hue, the
 next free one is given. A group keeps its colour while the process lives, so that a new partition never
-repaints racks that it is not in. There are 8 hues, of which none is red, because red means a problem; a
-letter in the cell tells groups of one hue apart. In three modes a colour is a state and not a group: use,
-health, and fragmentation, which shows free GPUs of which no whole tray can be had.
+repaints racks that it is not in. None of the 8 hues is red, because red means a problem. A letter in the cell
+distinguishes groups of one hue. In three modes a colour is a state and not a group: use, health, and
+fragmentation, which shows free GPUs that are part of no free tray.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,16 +49,16 @@ class RackFrame(msgspec.Struct, frozen=True, kw_only=True):
     answering: frozenset[str]
     """Domains of the rack whose reading shows the present state."""
     marks: RackMarks | None
-    """None: the site was not examined."""
+    """None if the site was not examined."""
     named: tuple[str, ...]
-    """UUIDs of its domains; hidden from tenants."""
+    """UUIDs of its domains, hidden from tenants."""
     tenants: Mapping[str, str]
     """Organisations of the tenants that hold something in it, by their ids."""
     over: Mapping[str, DomainLabel]
     """The ComputeDomain of each of its nodes that is a member of one."""
 
     def level(self, spot: GpuSpot) -> Level | None:
-        """The level of a GPU that findings name; None: none does."""
+        """The level of a GPU that findings name, or None if none does."""
         mark = None if self.marks is None else self.marks.gpus.get(spot)
         return None if mark is None else mark.level
 
@@ -71,7 +71,7 @@ class _FactsInput(NamedTuple):
 
 
 class _SiteFacts:
-    """What frames depend on beside their rack. Compared by address: equal facts are the same object."""
+    """The site's facts on which frames depend. Compared by address: equal facts are the same object."""
 
     def __init__(self, found: _FactsInput) -> None:
         self.known, self.operator, self.tenants, domains = found
@@ -86,7 +86,7 @@ class _FrameInput(NamedTuple):
     rack: MapRack
     facts: _SiteFacts
     domains: tuple[NvlinkDomainRecord, ...]
-    """Those of the rack, by UUID."""
+    """The domains of the rack, by UUID."""
     marks: RackMarks | None
 
 
@@ -96,12 +96,12 @@ class RackFrames(msgspec.Struct, frozen=True):
     whole: SiteMap = SiteMap(at=0.0)
     """The viewer's part of the map, with the findings that concern the viewer."""
     places: PlacesByName = {}
-    """The locations of all that findings and operations name."""
+    """The locations of all objects that findings and operations name."""
     tenancy: TenantRacks = TenantRacks()
     named: Memo[str, MapRack, RackPlaces] = {}
     facts: Memo[str, _FactsInput, _SiteFacts] = {}
     memo: Memo[str, _FrameInput, RackFrame] = {}
-    """Those that were made for this viewer."""
+    """Frames that were made for this viewer."""
     frames: Mapping[str, RackFrame] = {}
     """Every rack of the map, by name and in order."""
 
@@ -117,7 +117,7 @@ def update_rack_frames(
     """The frames of the part of a site that an organisation sees. None sees everything.
 
     Frames whose input equals that of `before` are the same objects. `nobodys` are the frames of the same map
-    for `NOBODY`, which the organisation shares where it holds nothing.
+    for `NOBODY`. The organisation shares those of the racks in which it holds nothing.
     """
     whole, tenancy = site, before.tenancy
     if org is not None:
@@ -175,12 +175,12 @@ def _rack_frame(found: _FrameInput) -> RackFrame:
 
 
 COLOURS = 8
-"""Hues that people can distinguish; letters in the cells distinguish the groups of one hue."""
+"""Hues that people can distinguish. Letters in the cells distinguish the groups of one hue."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class ColourMode(StrEnum):
-    """What the colours mean."""
+    """The meaning of the colours."""
 
     USE = "use"
     HEALTH = "health"
@@ -192,20 +192,20 @@ class ColourMode(StrEnum):
 
 
 GROUP_MODES = (ColourMode.TENANT, ColourMode.PARTITION, ColourMode.CLIQUE, ColourMode.WORKLOAD)
-"""Modes in which a colour is a group of GPUs; in the others it is a state."""
+"""Modes in which a colour is a group of GPUs. In the others it is a state."""
 
 
 class GpuState(StrEnum):
-    """What is known of a GPU in one mode."""
+    """The state of a GPU in one mode."""
 
     GROUP = "group"
     FREE = "free"
     OTHERS = "others"
-    """Another tenant's; a tenant sees no more of it."""
+    """Another tenant's. A tenant sees nothing more of it."""
     UNKNOWN = "unknown"
     USED = "used"
     STRANDED = "stranded"
-    """Free, in a tray that is partly taken: no whole tray can be had of it."""
+    """Free, in a tray that is partly taken, and so part of no free tray."""
     HEALTHY = "healthy"
     CRITICAL = "critical"
     DEGRADED = "degraded"
@@ -221,18 +221,18 @@ STATE_CLASSES = {
     GpuState.CRITICAL: "p",
     GpuState.DEGRADED: "g",
 }
-"""The style class of each state that is no group."""
+"""The style class of each state other than a group."""
 
 
 class ColourGroup(msgspec.Struct, frozen=True, order=True):
-    """One group of GPUs: `key` tells groups apart, `name` is shown."""
+    """One group of GPUs. `key` identifies it, and `name` is shown."""
 
     key: str
     name: str
 
 
 class GpuShade(msgspec.Struct, frozen=True):
-    """The group of a GPU: the last known one where its state is unknown."""
+    """The group of a GPU: the last known one if its state is unknown."""
 
     state: GpuState
     group: ColourGroup | None = None
@@ -243,7 +243,7 @@ def _shades(unknown: GpuState, yes: GpuState, no: GpuState) -> Mapping[bool | No
 
 
 def gpu_shade(frame: RackFrame, mode: ColourMode, spot: GpuSpot) -> GpuShade:
-    """The state of a GPU, and its group. Unknown if what defines it was not read lately, or is hidden."""
+    """The state of a GPU, and its group. Unknown if its layer was not read recently, or is hidden."""
     tray = frame.rack.trays[spot[0]]
     gpu = tray[spot[1]]
     chain = gpu.chain
@@ -322,18 +322,18 @@ def _is_current(frame: RackFrame, mode: ColourMode, gpu: MapGpu, chain: GpuChain
 
 
 class Palette:
-    """Numbers and hues for groups; a group keeps both."""
+    """Numbers and hues for groups. A group keeps both."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._hues: dict[str, int] = {}
 
     def number(self, group: ColourGroup) -> int:
-        """The group's number: 0 for the first that came."""
+        """The group's number: 0 for the first group."""
         return self._numbers.setdefault(group.key, len(self._numbers))
 
     def give_hues(self, groups: Iterable[ColourGroup]) -> None:
-        """Give hues to some groups, whatever their order: to those that are called by a colour first."""
+        """Give hues to groups in any order. Those that are named after a colour choose first."""
         for group in sorted(groups, key=lambda group: (_named_hue(group.name) is None, group.name)):
             self.hue(group)
 
@@ -356,7 +356,7 @@ class MapColours:
 
 
 def letter_of(number: int) -> str:
-    """The letter in the cells of a group; after 62 groups only colours distinguish them."""
+    """The letter in the cells of a group. After 62 groups only colours distinguish them."""
     return LETTERS[number] if number < len(LETTERS) else "+"
 
 
@@ -364,7 +364,7 @@ _HUES_BY_NAME = {
     "blue": 0, "orange": 1, "green": 2, "pink": 3, "magenta": 3, "teal": 4, "cyan": 4, "brown": 5,
     "yellow": 6, "gold": 6, "violet": 7, "purple": 7,
 }  # fmt: skip
-"""A tenant that is called by a colour has it."""
+"""A tenant that is named after a colour gets it."""
 
 
 def _named_hue(name: str) -> int | None:

@@ -1,12 +1,11 @@
 """The filter of the legend: one entry keeps its colours, and everything else gives them up.
 
-Racks, cells and legend are drawn once for all viewers of a kind, and a filter is one viewer's. So it is no
-part of the drawing. Each GPU carries the class of its group or state, each cell of the overview the classes
-of all that is in its rack, and each entry of the legend the same as its value: its *mark*. The page of a
-viewer who filters links a style sheet of a few lines (`filter_style`), which takes the colours of what lacks
-the mark.
-Changes that arrive later are filtered by it too, and the content policy, which forbids styles within a page,
-stays as it is.
+Racks, cells and legend are drawn once for all viewers of a kind, and a filter belongs to one viewer. So it is
+not part of the drawing. Each GPU carries the class of its group or state, each cell of the overview the
+classes of its whole rack, and each entry of the legend the same as its value: its *mark*. The page of a
+viewer with a filter links a style sheet of a few lines (`filter_style`), which takes the colours of elements
+without the mark. Changes that arrive later are filtered by it too, and the content policy, which forbids
+styles within a page, stays as it is.
 
 The mark of a group is a digest of its key, the same in every process, so that the address of a page may name
 it. It names no group to a viewer who does not see that group.
@@ -22,10 +21,10 @@ import msgspec
 from rackloom.web.frames import COLOURS, GROUP_MODES, STATE_CLASSES, ColourMode, GpuShade, GpuState
 
 MARK = re.compile(r"k[0-9a-f]{8}|[fgpuw]")
-"""What an address may name: a group, or a state that a legend has."""
+"""The marks that an address may name: a group, or a state in a legend."""
 HUE = re.compile(f"[0-{COLOURS - 1}]")
 IN_RACK = "x"
-"""Begins the class by which a rack says that it holds a state: letters by themselves are colours of cells."""
+"""Begins the class of a rack that holds a state. Single letters are colours of cells."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -35,13 +34,13 @@ def group_mark(key: str) -> str:
 
 
 def gpu_mark(shade: GpuShade) -> str:
-    """The class of a GPU's group, the last known one too; empty without: its state is a class already."""
+    """The class of a GPU's group, even if only last known. Empty without one: the state has a class."""
     return "" if shade.group is None else group_mark(shade.group.key)
 
 
 def rack_marks(shades: Iterable[GpuShade]) -> str:
-    """The classes of all that is in a rack."""
-    # Shades of a state are the same object in all GPUs; comparing them by value costs more than drawing.
+    """The classes of everything in a rack."""
+    # Shades of a state are the same object in all GPUs. Comparing them by value costs more than drawing.
     different = {id(shade): shade for shade in shades}.values()
     groups = {gpu_mark(shade) for shade in different if shade.group is not None}
     states = {IN_RACK + STATE_CLASSES[shade.state] for shade in different if shade.state in STATE_CLASSES}
@@ -49,16 +48,16 @@ def rack_marks(shades: Iterable[GpuShade]) -> str:
 
 
 class FilterChoice(msgspec.Struct, frozen=True):
-    """What a filter leaves in colour."""
+    """The group or state that a filter leaves in colour."""
 
     mark: str
     name: str
     hue: int | None = None
-    """Of a group: cells of racks are drawn in it, although another group may have more of them."""
+    """The hue of a group. Cells of racks are drawn in it, even if another group has more of their GPUs."""
 
     @property
     def path(self) -> str:
-        """Where its style sheet is."""
+        """The address of its style sheet."""
         return f"/map/only/{self.mark}.css" + ("" if self.hue is None else f"?hue={self.hue}")
 
 
@@ -85,7 +84,7 @@ _STATES_OF_LEGEND = {
 
 
 def filter_style(mark: str, hue: int | None = None) -> str:
-    """The style sheet that leaves colours to what has this mark only; problems stay marked.
+    """The style sheet that leaves colours only to elements with this mark. Problems stay marked.
 
     A group has a hue, in which the cells of all racks with a GPU of it are drawn.
     """
@@ -103,7 +102,7 @@ def filter_style(mark: str, hue: int | None = None) -> str:
 
 
 def _cells_of_group(mark: str, hue: int | None) -> str:
-    """Cells of the overview are drawn for their largest group; under a filter, for the chosen one."""
+    """Cells of the overview show their largest group, or the chosen group under a filter."""
     if hue is None:
         return ""
     return f"""\

@@ -6,13 +6,13 @@ draws the past as well: a kept map is passed to it in place of the newest.
 
 Which maps are kept depends on their age: two neighbours are at least a sixtieth of their age apart, and
 never closer than ten seconds. An hour ago is shown to the minute and yesterday to within 24 minutes, with
-about 360 maps in all. On a site of more than 250 racks the distances grow with the number of racks. Where
-racks change so often that the limit on different racks is reached, the oldest maps are dropped: the
-history reaches less far back, and `oldest` says how far.
+about 360 maps in all. On a site of more than 250 racks the distances grow with the number of racks. If
+racks change so often that the limit on different racks is reached, the oldest maps are dropped. The
+history then reaches back only to `oldest`.
 
-The history is in memory; `history_keeper` keeps it in a file too, and `restore` puts the maps of an earlier
-process before those of this one. It has gaps where the site could not be read, or the process was away;
-`gap_after` tells a gap from the usual distance.
+The history is in memory. `history_keeper` keeps it in a file too, and `restore` puts the maps of an earlier
+process before those of this one. It has gaps for times when the site could not be read or no process ran.
+`gap_after` distinguishes a gap from the usual distance.
 """
 
 from bisect import bisect_right
@@ -27,38 +27,38 @@ from rackloom.web.model import MapRack, SiteMap
 
 REACH_SECONDS = 24 * 3600.0
 RECORD_SECONDS = 30.0
-"""A reading is made at least so often, whether or not somebody looks."""
+"""The longest time between two readings, even if no viewer looks."""
 CLOSEST_SECONDS = 10.0
 FRACTION_OF_AGE = 60.0
 """Neighbours are at least this fraction of their age apart."""
 FINE_RACKS = 250
 """Sites of more racks are kept at larger distances: each map refers to all racks."""
 RACKS_KEPT = 2000
-"""Different racks in all maps together: about 40 KiB each, where all its GPUs changed."""
+"""Different racks in all maps together: about 40 KiB for each one in which all GPUs changed."""
 
 T = TypeVar("T")
 Gap = tuple[float, float]
-"""When the site was read last before a time in which it was not, and first after it."""
+"""The times of the last reading before a gap and of the first one after it."""
 
 
 class PastTime(msgspec.Struct, frozen=True):
     """A time of the history that is shown."""
 
     asked: float
-    """The time that was asked for, in seconds since the epoch."""
+    """The requested time, in seconds since the epoch."""
     whole: SiteMap
     """The newest map that was read by then."""
     gap: "Gap | None" = None
-    """The time in which nothing was recorded, if the time that was asked for is in one."""
+    """The gap in the history that contains the requested time, if there is one."""
 
 
 class SiteHistory:
-    """Site maps of the last day, the oldest first; `racks_kept` limits the different racks in them."""
+    """Site maps of the last day, the oldest first. `racks_kept` limits the different racks in them."""
 
     def __init__(self, racks_kept: int = RACKS_KEPT) -> None:
         self._maps: list[SiteMap] = []
         self._racks: Counter[int] = Counter()
-        """In how many maps each rack is, by its identity: the maps keep the racks alive."""
+        """The number of maps with each rack, by its identity: the maps keep the racks alive."""
         self._racks_kept = racks_kept
 
     @property
@@ -68,11 +68,11 @@ class SiteHistory:
 
     @property
     def oldest(self) -> float | None:
-        """The time of the oldest map, in seconds since the epoch; None: nothing was read yet."""
+        """The time of the oldest map, in seconds since the epoch, or None if nothing was read yet."""
         return self._maps[0].at if self._maps else None
 
     def find(self, at: float) -> SiteMap | None:
-        """The newest map that was read at this time or before; None: the history begins later."""
+        """The newest map that was read at this time or before, or None if the history begins later."""
         after = bisect_right(self._maps, at, key=lambda whole: whole.at)
         return self._maps[after - 1] if after else None
 
@@ -85,7 +85,7 @@ class SiteHistory:
     def restore(self, maps: Sequence[SiteMap]) -> None:
         """Put the maps of an earlier process, the oldest first, before those that are kept.
 
-        What is not older than these is left out, such as maps of a clock that was ahead.
+        Maps that are not older than these are left out, such as maps of a clock that was ahead.
         """
         older = [whole for whole in maps if not self._maps or whole.at < self._maps[0].at]
         self._maps[:0] = older
@@ -105,8 +105,8 @@ class SiteHistory:
         self._limit()
 
     def _limit(self) -> None:
-        """Drop what is too old, too close to its neighbours, or too much."""
-        # Drop what is too old, and maps between neighbours that are close enough without them.
+        """Drop maps that are too old or too close to their neighbours, then the oldest above the limit."""
+        # A map may go if its neighbours are close enough to each other without it.
         now = self._maps[-1].at
         while now - self._maps[0].at > REACH_SECONDS:
             self._drop(0)
@@ -155,7 +155,7 @@ def sharing_racks(maps: Sequence[SiteMap], present: SiteMap) -> tuple[SiteMap, .
 
 
 def _sharing_equal_parts(whole: SiteMap, last: SiteMap) -> SiteMap:
-    """The map with the objects of the last where they are equal: they are read anew each time."""
+    """The map with the objects of the last one for equal parts, because each reading makes new objects."""
     same = last.compute_domains == whole.compute_domains
     return msgspec.structs.replace(
         whole,

@@ -1,20 +1,21 @@
 """The history of the last day in a file, so that it survives the process.
 
-The file is a SQLite database, which is whole after a crash at any moment: a save is one transaction. Its
+The file is a SQLite database, which is intact after a crash at any moment: a save is one transaction. Its
 tables are
 
-- `format`: one row, the fingerprint of what the records are made of. A file of another version of the program
-  is emptied: its records would be read as something that they are not.
+- `format`: one row, the fingerprint of the types of the records. A file of another version of the program is
+  emptied, because its records would be misread.
 - `part(id, kind, digest, body)`: a rack or a ComputeDomain, which many maps have in common. The body is
-  MessagePack (msgspec), compressed by zlib; the digest is its SHA-256, by which equal parts are stored once.
-- `map(at, parts, digest, body)`: a map without these parts, when it was read, and the ids of its parts.
+  MessagePack (msgspec), compressed by zlib. The digest is its SHA-256, so that equal parts are stored once.
+- `map(at, parts, digest, body)`: a map without these parts, the time of its reading, and the ids of its
+  parts.
 
 `save` makes the file hold the maps that it is given and no others, so the limits of `SiteHistory` bound the
-file; beyond 256 MiB a save fails as on a full disk. `load` reads what is whole: a part or map whose digest
-differs is left out, with the maps that need it. A file that is damaged, or no database, is set aside as
-`*.damaged` and begun anew.
+file. Beyond 256 MiB a save fails as on a full disk. `load` reads the intact records: it leaves out a part or
+map with a wrong digest, and the maps that need it. A file that is damaged, or is no database, is renamed to
+`*.damaged`, and a new one begins.
 
-A file belongs to one process at a time: a second one is refused. Both methods block; one may run at a time.
+A file belongs to one process, and a second process is refused. Both methods block, and one may run at a time.
 """
 
 import hashlib
@@ -47,13 +48,13 @@ class _StoredGpu(msgspec.Struct, frozen=True, array_like=True):
     gpu: MapGpu
     """Without its chain."""
     chain: GpuChain | None
-    """Without what it has in common with others."""
+    """Without the objects that other chains share."""
     machine: int | None
     partition: int | None
     logical: int | None
     node: int | None
     domain: int | None
-    """Positions in the lists of the rack; None: it has none."""
+    """Positions in the lists of the rack, or None if the chain has no such object."""
 
 
 class _StoredRack(msgspec.Struct, frozen=True, array_like=True):
@@ -74,7 +75,7 @@ class _Shared:
         self.values: list[Any] = []
 
     def place(self, value: object) -> int | None:
-        """The position of a value; None for None."""
+        """The position of a value, or None for None."""
         if value is None:
             return None
         if id(value) not in self._places:
@@ -117,7 +118,7 @@ def _stored_rack(rack: MapRack) -> tuple[_StoredRack, list[ComputeDomain]]:
 
 
 def _rack_of(stored: _StoredRack, domains: Sequence[ComputeDomain]) -> MapRack:
-    """Raises LookupError where it names something that it does not have."""
+    """Raises LookupError if it refers to a value that it does not have."""
 
     def gpu(found: _StoredGpu) -> MapGpu:
         if found.chain is None:
@@ -146,7 +147,7 @@ _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _FINGERPRINT = hashlib.sha256(
     b"rackloom map history 1" + msgspec.json.encode(msgspec.json.schema(SiteMap), order="sorted")
 ).hexdigest()
-"""Differs where the file or the records in it are made of something else."""
+"""Differs if the types of the records in the file differ."""
 
 
 def _body(value: object) -> bytes:
@@ -173,7 +174,7 @@ _UNREADABLE = (ValueError, LookupError, TypeError, zlib.error)
 
 
 _MOST_PAGES = 65536
-"""Of 4 KiB: 256 MiB."""
+"""Pages of 4 KiB: 256 MiB."""
 _NEW_TABLES = (
     "DELETE FROM format",
     "DROP TABLE IF EXISTS part",
@@ -187,7 +188,7 @@ DAMAGED = ".damaged"
 
 
 class LoadedHistory(msgspec.Struct, frozen=True):
-    """What a file had."""
+    """The contents of a file."""
 
     maps: tuple[SiteMap, ...] = ()
     """The oldest first."""
@@ -208,15 +209,15 @@ class HistoryFile:
         self._digests: dict[int, bytes] = {}
         """The digests of parts that were saved by this process."""
         self._known: dict[int, tuple[object, int, tuple[int, ...]]] = {}
-        """By identity: an object that is in the file, its id there, and the ids of its own parts."""
+        """By the identity of an object in the file: the object, its id there, and the ids of its parts."""
 
     def load(self) -> LoadedHistory:
-        """The maps in the file; none if there is no file yet. Raises OSError or sqlite3.Error."""
+        """The maps in the file, none if there is no file yet. Raises OSError or sqlite3.Error."""
         if not self.path.exists():
             return LoadedHistory()
         try:
             found = self._read(self._open())
-        # A damaged value may be of another type; of a damaged name sqlite3 cannot decode its own message.
+        # A damaged value may have another type. If a name is damaged, sqlite3 cannot decode its own message.
         except (sqlite3.DatabaseError, *_UNREADABLE) as error:
             if isinstance(error, sqlite3.OperationalError):  # locked by another process, or cannot be opened
                 self.close()
@@ -230,7 +231,7 @@ class HistoryFile:
     def save(self, maps: Sequence[SiteMap]) -> None:
         """Have the file hold these maps, and no others.
 
-        Raises OSError or sqlite3.Error; then the file is as before.
+        Raises OSError or sqlite3.Error, and then leaves the file as it was.
         """
         try:
             self._save(self._open(), maps)
@@ -239,7 +240,7 @@ class HistoryFile:
             raise
 
     def close(self) -> None:
-        """Close the file. What was not committed is not in it."""
+        """Close the file. It does not have changes that were not committed."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -267,7 +268,7 @@ class HistoryFile:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the tables, anew if they are those of another version."""
+        """Create the tables. Those of another version are replaced."""
         connection.execute("CREATE TABLE IF NOT EXISTS format(fingerprint TEXT NOT NULL)")
         if connection.execute("SELECT * FROM format").fetchall() != [(_FINGERPRINT,)]:
             for statement in _NEW_TABLES:
@@ -307,7 +308,7 @@ class HistoryFile:
             return
         connection.execute("BEGIN IMMEDIATE")
         saved = {at: parts for at, parts in self._saved.items() if at in wanted}
-        # First what is no longer needed: on a full disk that makes room.
+        # First delete maps that are no longer needed, which makes room on a full disk.
         connection.executemany("DELETE FROM map WHERE at = ?", [(at,) for at in gone])
         used = {part for parts in saved.values() for part in parts}
         for whole in new:
@@ -366,7 +367,7 @@ class HistoryFile:
 
 
 def _rows(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
-    """The rows that can be read; one of Nones where the file ends to be readable."""
+    """The readable rows, then one row of Nones if the rest of the file cannot be read."""
     cursor = connection.execute(query)
     try:
         yield from cursor
@@ -407,7 +408,7 @@ def _decoded_map(
     domains: Mapping[int, ComputeDomain],
     racks: Mapping[int, MapRack],
 ) -> SiteMap | None:
-    """The map of a row; None if it, or a part of it, cannot be read."""
+    """The map of a row, or None if it or a part of it cannot be read."""
     try:
         if _map_digest(at, parts, body) != digest:
             return None

@@ -1,12 +1,12 @@
 """Keeps the history of the last day in a file beside the event loop.
 
-`run` reads the file once, puts what it has before the readings of this process, and then saves whenever
-`recorded` is called, which is every half minute, and once more when it is cancelled. A process that is killed
-loses what came after its last save. All of it happens in a thread: a slow disk delays neither readings nor
-pages.
+`run` reads the file once and puts its maps before the readings of this process. It then saves whenever
+`recorded` is called, which is every half minute, and a last time when it is cancelled. A process that is
+killed loses the readings after its last save. All of this happens in a thread, so that a slow disk delays
+neither readings nor pages.
 
-Nothing that is wrong with the file stops the map. While a save fails (a full disk, a directory that cannot be
-written, a file that another process has), `unkept_since` says since when; each save tries again to save all.
+No error of the file stops the map. While saves fail (a full disk, a directory that cannot be written, a
+file that another process has), `unkept_since` is the time of the first failure. Each save tries to save all.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class HistoryKeeper:
 
     def __init__(self, file: HistoryFile, clock: Callable[[], float]) -> None:
         self.unkept_since: float | None = None
-        """Since when the history could not be saved; None: it could."""
+        """The time since which the history cannot be saved, or None if it can."""
         self._file = file
         self._clock = clock
         self._thread = SerialThread()
@@ -53,7 +53,7 @@ class HistoryKeeper:
             await self._thread.run(self._file.close)
 
     async def save(self, history: SiteHistory) -> None:
-        """Save the history now; a failure is logged once, and again when it is over."""
+        """Save the history now. A failure is logged once, and again when it is over."""
         error = await self._thread.run(self._save, history.maps)
         if error is not None:
             self._failed(error)
@@ -63,11 +63,11 @@ class HistoryKeeper:
         self.unkept_since = None
 
     def _save(self, maps: Sequence[SiteMap]) -> Exception | None:
-        """Why the maps could not be saved; None: they were."""
+        """The reason why the maps could not be saved, or None if they were."""
         try:
             self._file.save(maps)
         except Exception as error:
-            # Whatever it is, the map goes on and says that its history is not kept.
+            # After any error the map goes on, and shows that its history is not kept.
             return error
         return None
 

@@ -1,16 +1,15 @@
 """The newest reading of the site, shared by all viewers and refreshed while a page is open.
 
 All viewers share one reading. It starts when something changed, and without a change every `AT_LEAST`
-seconds, because what is known grows old by itself. Between two readings there is a pause of half as long
-as the last one took, at least `PAUSE` and at most `LONGEST_PAUSE` seconds: a large site must have time
-for more than being drawn, and a change waits for the end of the pause. A request while the reading is
-kept fresh gets what is known.
+seconds, because knowledge ages. Between two readings there is a pause of half as long as the last one took,
+at least `PAUSE` and at most `LONGEST_PAUSE` seconds: a large site must have time for more than being drawn,
+and a change waits for the end of the pause. A request while the reading is kept fresh gets the newest one.
 
 Each reading is offered to the history of the last day (`history`). While no page is open, `record` reads
-for it every 30 seconds, and has a keeper keep it in a file (`history_keeper`).
+for it every 30 seconds, and a keeper saves it in a file (`history_keeper`).
 
-A reading that fails is shown as unread since its first failure, whatever the error: the page must not
-look current when it is not. Then the only finding is that the layers cannot be read.
+If a reading fails, whatever the error, the site is shown as unread since the first failure: the page must
+not look current when it is not. The only finding is then that the layers cannot be read.
 """
 
 import asyncio
@@ -39,10 +38,10 @@ class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
     """The newest reading, and whether it is current."""
 
     number: int
-    """The number of the reading; 0: nothing was read yet."""
+    """The number of the reading, or 0 if nothing was read yet."""
     whole: SiteMap
     unread_since: float | None = None
-    """Since when the site cannot be read; None: it can."""
+    """The time since which the site cannot be read, or None if it can."""
     problem: str = ""
 
 
@@ -52,13 +51,13 @@ class LiveMap:
     def __init__(self, source: ReadingSource, clock: Callable[[], float]) -> None:
         self.history = SiteHistory()
         self.keeper: HistoryKeeper | None = None
-        """What keeps the history; None: it is in memory only."""
+        """The keeper of the history, or None if it is in memory only."""
         self._source = source
         self._clock = clock
         self._now = LiveReading(number=0, whole=SiteMap(at=0.0))
         self._cache = SiteMapCache()
         self._began = self._ended = float("-inf")
-        """When the last reading did, on the clock of the event loop."""
+        """The times of the last reading, on the clock of the event loop."""
         self._kept = False
         """Whether the watch task has read and keeps the reading fresh."""
         self._lock = asyncio.Lock()
@@ -72,9 +71,9 @@ class LiveMap:
         return self._now
 
     async def fresh(self) -> LiveReading:
-        """The newest reading; without a watch task, one that began no earlier than a pause before this call.
+        """The newest reading. Without a watch task, it began no earlier than a pause before this call.
 
-        So it shows what happened before. If the site cannot be read, the last reading there is.
+        So it shows all changes before that. If the site cannot be read, it is the last successful reading.
         """
         if not self._kept:
             await self._read_unless_recent()
@@ -102,7 +101,7 @@ class LiveMap:
                 self._kept = False
 
     async def record(self, keeper: HistoryKeeper | None = None) -> None:
-        """Read for the history while no page is open, and have `keeper` keep it. Never returns."""
+        """Read for the history while no page is open, and have `keeper` save it. Never returns."""
         self.keeper = keeper
         await self.fresh()
         while keeper is not None and not self.history.maps:  # the keeper compares with the present
@@ -118,7 +117,7 @@ class LiveMap:
         finally:
             if keeping is not None:
                 keeping.cancel()
-                # It saves once more.
+                # The keeper saves a last time.
                 with suppress(asyncio.CancelledError):
                     await keeping
 
@@ -137,7 +136,7 @@ class LiveMap:
     async def _read_unless_recent(self) -> None:
         asked = asyncio.get_running_loop().time()
         async with self._lock:
-            # A reading that ended meanwhile may have begun long before, and lack what came since.
+            # A reading that started before this call may not include the newest changes.
             if self._began < asked - self._rest():
                 await self._pause()
                 await self._read()
@@ -155,10 +154,10 @@ class LiveMap:
         number = self._now.number + 1
         try:
             reading = await self._source.read()
-            # In a thread: the first reading decodes everything, and REST must answer meanwhile.
+            # Runs in a thread, because the first reading decodes everything and must not block REST.
             whole, self._cache = await asyncio.to_thread(update_site_map, reading, self._cache)
         except Exception as error:
-            # Whatever the error, the page must say that it is not current.
+            # After any error the page must show that it is not current.
             problem = str(error)
             log.warning("map.not-read", reason=problem, exc_info=not isinstance(error, EXPECTED_ERRORS))
             since = self._now.unread_since or self._clock()
@@ -173,7 +172,7 @@ class LiveMap:
 
 
 def unread_map(last: SiteMap, since: float, problem: str) -> SiteMap:
-    """The last map of a site that cannot be read, with the finding that says so."""
+    """The last map of a site that cannot be read, with the finding that reports it."""
     asked = [layer.layer for layer in last.layers] or [Layer.FABRIC, Layer.SITE]
     layers = [LayerStatus(layer=layer, unknown_since=since, problem=problem) for layer in asked]
     domains = [NvlinkDomainRecord(uuid=uuid) for uuid in last.domains]

@@ -1,10 +1,10 @@
-"""Where a job of so many whole trays fits, or what stands in its way where the least does.
+"""Finds the NVLink domains in which a job of whole trays fits, or those that come nearest.
 
 Trays of one NVLink domain share memory, so a job needs all of its trays in one domain. The search that
 places gangs and instances orders the domains where the job fits (`fitting_cliques`). If it fits nowhere,
-those with most free trays are named. Operators read who holds the other trays of a domain. A tenant reads
-which are its own, and of all others only that they are not available, because a reserved tray looks to it
-like one in use.
+domains with the most free trays are named. Operators read who holds the other trays of a domain. A tenant
+reads which trays are its own. Of the others it reads only that they are not available, because a reserved
+tray must look to it like one in use.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from rackloom.web.model import MapTray, SiteMap, tray_free
 
 MOST_TRAYS = 10_000
 MOST_DOMAINS = 3
-"""Domains that are named: those where least is in the way."""
+"""The number of domains that a plan names at most: those with the most free trays."""
 
 
 class DomainRoom(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,25 +32,25 @@ class DomainRoom(msgspec.Struct, frozen=True, kw_only=True):
     trays: int
     free: int
     in_the_way: tuple[tuple[str, int], ...]
-    """Who or what keeps how many of the others, the most first."""
+    """Each reason why a tray is not free, with its number of trays. The most frequent is first."""
 
 
 class RoomPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where so many trays fit, or nearly do."""
+    """The domains in which a number of trays fit, or the nearest ones."""
 
     trays: int
     fits: bool
     domains: tuple[DomainRoom, ...]
-    """Those where they fit, else the nearest."""
+    """The domains in which they fit, or else the nearest."""
     largest: int
     """Trays of the largest domain: no job can have more."""
 
 
 def room_plan(whole: SiteMap, trays: int) -> RoomPlan:
-    """Where a job of `trays` whole trays fits on a viewer's part of a site."""
+    """The domains of a viewer's part of a site in which a job of `trays` whole trays fits, or the nearest."""
     by_domain = grouped((tray[0].domain, tray) for rack in whole.racks for tray in rack.trays)
     rooms = {domain: _domain_room(whole, found) for domain, found in by_domain.items() if domain}
-    # Of domains where it fits, the fullest is taken first, as for instances: large free regions stay.
+    # The fullest domain with enough room is taken first, as for instances, so that large free regions stay.
     site = SiteView.counted(
         {
             domain: whole_trays(room.free, preference=CliquePreference(then=(room.free,)))
@@ -80,7 +80,7 @@ def _domain_room(whole: SiteMap, trays: Iterable[MapTray]) -> DomainRoom:
 
 
 def _holder(whole: SiteMap, tray: MapTray) -> str:
-    """Who or what keeps a tray."""
+    """The reason why a tray is not free: its tenant or its state."""
     tenants = list(dict.fromkeys(_tenants(tray)))
     if not whole.operator:
         return "by you" if tenants else "not available to you"

@@ -1,15 +1,15 @@
 """The map as a value: every GPU once, at its position in a rack.
 
-A `SiteReading` is all that is drawn, read at about one moment. `update_site_map` turns it into a
-`SiteMap`. The position of a GPU comes from the site's machine records; without a record, from the slot
-that the switch controller reports; a GPU that neither of them knows is listed by its node, in a rack that
-does not exist. A rack holds its trays with the highest slot first.
+A `SiteReading` is everything that is drawn, read at about one moment. `update_site_map` turns it into a
+`SiteMap`. The position of a GPU comes from the site's machine records. Without a record, it comes from the
+slot that the switch controller reports. A GPU that neither of them knows is listed by its node, in a rack
+that does not exist. A rack holds its trays with the highest slot first.
 
-Each GPU is taken, free or unknown. It is unknown where a layer that would say so was not read, or where
-the controllers of its domain do not answer. A tray that is cordoned, unhealthy, not ready, in a paused or
-disputed domain or in a partition that the site did not make is held back.
+Each GPU is taken, free or unknown. It is unknown if a layer that would report its use was not read, or if
+the controllers of its domain do not answer. A tray is held back if it is cordoned, unhealthy, not ready,
+in a paused or disputed domain, or in a partition that the site did not make.
 
-Updates are incremental: only shares and racks whose input changed are made again, and unchanged racks are
+Updates are incremental: only shares and racks with changed input are computed again, and unchanged racks are
 the same objects as before.
 """
 
@@ -35,18 +35,18 @@ from rackloom.core.diagnosis.snapshot import (
 )
 from rackloom.topology.part_names import PartName
 
-# What the map is drawn from, and the interface of its source.
+# The input of the map, and the interface of its source.
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One operation on a fabric, as a line of the timeline."""
 
     at: float
-    """When it ended, or began where it has not; seconds since the epoch."""
+    """When it ended, or when it began if it has not ended, in seconds since the epoch."""
     seconds: float | None = None
-    """How long it took; None: it has not ended."""
+    """How long it took, or None if it has not ended."""
     tenant: str | None
-    """The organisation that asked for it; None: the site itself."""
+    """The organisation that requested it, or None if the site itself did."""
     what: str
     where: str
     places: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class SiteReading(msgspec.Struct, frozen=True, kw_only=True):
     joined: JoinedShares | None = None
     """The joined GPUs of the snapshot, if the source has them."""
     findings: tuple[Finding, ...] | None = None
-    """The doctor's findings, the worst first; None: it has not examined this site."""
+    """The doctor's findings, the worst first, or None if it has not examined this site."""
     examined_at: float | None = None
     """The time of the snapshot that it examined, which may be an earlier one."""
     happenings: tuple[TimelineEntry, ...] = ()
@@ -85,7 +85,7 @@ class ReadingSource(Protocol):
 
 
 NO_RACK = "not in a known rack"
-"""Where GPUs are drawn that only the cluster knows."""
+"""The rack of GPUs that only the cluster knows."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -98,16 +98,16 @@ _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
 class GpuPosition(msgspec.Struct, frozen=True, gc=False):
-    """Where a GPU is drawn."""
+    """The position at which a GPU is drawn."""
 
     rack: str
     chassis: str
     name: PartName
-    """Its name. Without a known slot, the node stands for the rack; a tenant sees a number instead."""
+    """Its name. Without a known slot, the node stands for the rack. A tenant sees a number instead."""
 
     @property
     def tray(self) -> tuple[str, int, str]:
-        """Which tray of its rack; also the sort key of trays, from the lowest slot."""
+        """The identity of its tray in the rack, and the sort key of trays, from the lowest slot."""
         return self.chassis, self.name.slot or 0, self.name.rack
 
 
@@ -116,22 +116,22 @@ class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     place: GpuPosition
     domain: str
-    """UUID of its NVLink domain; empty: not known."""
+    """UUID of its NVLink domain. Empty if it is unknown."""
     taken: bool | None
-    """Whether it is in use; None: unknown."""
+    """Whether it is in use, or None if that is unknown."""
     held_back: bool = False
     """Whether its tray is not available: cordoned, unhealthy, not ready, in a closed domain, or foreign."""
     reserved_for: str | None = None
-    """The only tenant that may have its tray now, for operators; None: any."""
+    """The only tenant that may have its tray now, for operators. None if any tenant may."""
     chain: GpuChain | None
-    """The GPU through all layers; None: another tenant's, and hidden."""
+    """The GPU through all layers, or None if it is hidden because it is another tenant's."""
 
 
 MapTray = tuple[MapGpu, ...]
 
 
 def tray_free(gpus: MapTray) -> bool | None:
-    """Whether all GPUs of a tray could be given to anybody now: it is not cordoned, sick or reserved."""
+    """Whether all GPUs of a tray are free to assign now: it is not cordoned, sick or reserved."""
     free: bool | None = True
     for gpu in gpus:
         if gpu.taken or gpu.held_back or gpu.reserved_for:
@@ -153,7 +153,7 @@ class MapRack(msgspec.Struct, frozen=True, kw_only=True):
     trays: tuple[MapTray, ...]
     """The highest slot first."""
     domains: frozenset[str]
-    """The domains of its GPUs; an empty name stands for an unknown one."""
+    """The domains of its GPUs. An empty name stands for an unknown domain."""
     nodes: frozenset[str]
     tenants: frozenset[str]
     """Ids of the tenants that have a machine in it, or for which a tray of it is reserved."""
@@ -165,7 +165,7 @@ class MapRack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[bool, list[tuple[int, str]], str]:
-        """Sort key of racks: by name with numbers as numbers; GPUs in no known rack come last."""
+        """Sort key of racks: by name with numbers as numbers. GPUs in no known rack come last."""
         parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(self.name)]
         return self.name == NO_RACK, parts, self.name
 
@@ -190,7 +190,7 @@ class SiteMap(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     operator: bool = True
-    """Whether the viewer sees everything; else it is one tenant's part."""
+    """Whether the viewer sees everything, not only one tenant's part."""
     layers: tuple[LayerStatus, ...] = ()
     domains: Mapping[str, NvlinkDomainRecord] = msgspec.field(default_factory=dict)
     racks: tuple[MapRack, ...] = ()
@@ -201,7 +201,7 @@ class SiteMap(msgspec.Struct, frozen=True, kw_only=True):
     vpcs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Name of each VPC by its id."""
     namespaces: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Organisation of each namespace that is labelled with one; empty for a tenant."""
+    """Organisation of each namespace that has the label of one. Empty for a tenant."""
     findings: tuple[Finding, ...] | None = None
     examined_at: float | None = None
     """The time of the snapshot in which the findings were found."""
@@ -213,12 +213,12 @@ class SiteMap(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(gpu for rack in self.racks for tray in reversed(rack.trays) for gpu in tray)
 
     def layer(self, layer: Layer) -> LayerStatus:
-        """The status of a layer; a layer that was not asked was not read."""
+        """The status of a layer. A layer without a status was not read."""
         found = next((status for status in self.layers if status.layer == layer), None)
         return found or LayerStatus(layer=layer, problem="it was not asked")
 
     def known(self, layer: Layer) -> bool:
-        """Whether what a layer says is current."""
+        """Whether the last reading of a layer is current."""
         status = self.layer(layer)
         return status.at is not None and status.unknown_since is None
 
@@ -238,7 +238,7 @@ class _ShareFacts(msgspec.Struct, frozen=True):
 
 
 _GpusByRack = Mapping[str, tuple[MapGpu, ...]]
-"""Those of each rack, in the order of the chains."""
+"""The GPUs of each rack, in the order of the chains."""
 
 
 class SiteMapCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,7 +255,7 @@ def site_map(reading: SiteReading) -> SiteMap:
 
 
 def update_site_map(reading: SiteReading, before: SiteMapCache) -> tuple[SiteMap, SiteMapCache]:
-    """As `site_map`; racks whose input equals that of `before` keep their values."""
+    """Same as `site_map`, except that racks whose input equals that of `before` keep their values."""
     snapshot = reading.snapshot
     bare = SiteMap(
         at=snapshot.at,
@@ -269,10 +269,10 @@ def update_site_map(reading: SiteReading, before: SiteMapCache) -> tuple[SiteMap
         examined_at=reading.examined_at,
         happenings=reading.happenings,
     )
-    # Each step recomputes only entries whose input changed, and passes on the same objects for the others.
+    # Each step recomputes only entries with changed input, and passes on the same objects for the others.
     joined = reading.joined or join_shares(snapshot, before.joined)
     shares = recompute_changed(before.shares, dict(_share_facts(bare, joined)), _gpus_by_rack)
-    # The GPUs of each rack, by share; mostly one share has all of them.
+    # The GPUs of each rack, by share. Usually one share has all of them.
     parts = grouped((rack, gpus) for _, racks in shares.values() for rack, gpus in racks.items())
     racks = recompute_changed(before.racks, {rack: tuple(found) for rack, found in parts.items()}, _make_rack)
     found = sorted((rack for _, rack in racks.values()), key=lambda rack: rack.order)
@@ -330,10 +330,10 @@ def _domain_of(chain: GpuChain) -> str:
 
 
 def _is_taken(facts: _ShareFacts, chain: GpuChain) -> bool | None:
-    """Whether an instance or a pod has a GPU; None where a layer that would report it was not read.
+    """Whether an instance or a pod has a GPU, or None if a layer that would report it was not read.
 
-    A layer that was asked and not read may know users of GPUs that it could not report. Of the fabric, only
-    the controllers of the GPU's own domain matter, and what they contradict themselves about is not known.
+    A layer that should have been read and was not may know users of GPUs. In the fabric, only the
+    controllers of the GPU's own domain matter, and a fact on which they contradict themselves is unknown.
     """
     if chain.use is not None or (chain.machine is not None and chain.machine.instance is not None):
         return True
@@ -347,7 +347,7 @@ def _is_taken(facts: _ShareFacts, chain: GpuChain) -> bool | None:
 
 
 def _is_held_back(facts: _ShareFacts, chain: GpuChain) -> bool:
-    """Whether the tray of a GPU is unavailable to everybody now."""
+    """Whether the tray of a GPU is unavailable to every tenant now."""
     machine, node = chain.machine, chain.node
     if _domain_of(chain) in facts.closed or (machine and (machine.cordoned or machine.health)):
         return True

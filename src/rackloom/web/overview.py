@@ -1,15 +1,15 @@
 """The site on one screen: a cell for each rack, and the numbers that a viewer reads first.
 
-`rack_counts` counts what one rack adds to the numbers, and `overview_cell` says how the rack is shown among
-all others. Both depend on the frame of the rack only, so a change costs the work of one rack. `site_summary`
-makes a sentence and five numbers of the sums.
+`rack_counts` counts the contribution of one rack to the numbers, and `overview_cell` decides how the rack is
+shown among all others. Both depend only on the frame of the rack, so a change costs the work of one rack.
+`site_summary` makes a sentence and five numbers of the sums.
 
 The sentence and the healthy GPUs come from the findings. A GPU is in use or free only if every layer that
-would report it was read. All others are unknown, and a number that may be higher or lower says for how many
+would report it was read. All others are unknown. A number that may be higher or lower states for how many
 GPUs, and since when.
 
 An operator's numbers are those of the site. A tenant's count its own GPUs alone: those that its pods use,
-that are healthy, and the fastest transfer from them. The largest job that fits is what it could be given.
+those that are healthy, and the fastest transfer from them. The largest job is the largest that fits for it.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ from rackloom.web.model import MapGpu, SiteMap, rack_id
 from rackloom.web.panels import FreeCapacity
 from rackloom.web.racks import LEVEL_CLASSES
 
-# What one rack adds to the numbers.
+# The contribution of one rack to the numbers.
 
 
 PROVED = "holds"
@@ -50,10 +50,10 @@ class RackCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: int = 0
     used: int = 0
-    """By an instance or a pod; of a tenant's own, by a pod."""
+    """GPUs used by an instance or a pod. For a tenant's own GPUs, by a pod."""
     use_unknown: int = 0
     problems: int = 0
-    """GPUs that a finding names which needs attention."""
+    """GPUs with a finding that needs attention."""
     health_unknown: int = 0
     """Other GPUs that a finding names, or all if the site was not examined."""
     fastest: MeasuredTransfer | None = None
@@ -79,7 +79,7 @@ def rack_counts(frame: RackFrame) -> RackCounts:
 
 
 def _is_used(frame: RackFrame, gpu: MapGpu, chain: GpuChain) -> bool | None:
-    """Whether a GPU is in use: a tenant's own GPUs are all taken, so there it is whether a pod uses them."""
+    """Whether a GPU is in use. A tenant's own GPUs are all taken, so there it is whether a pod uses them."""
     if frame.operator:
         return gpu.taken
     return None if Layer.CLUSTER not in frame.known else chain.use is not None
@@ -106,7 +106,7 @@ def site_counts(racks: Sequence[RackCounts]) -> RackCounts:
 
 
 class OverviewCell(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rack is shown among all others."""
+    """The cell of one rack among all others."""
 
     id: str
     name: str
@@ -115,13 +115,13 @@ class OverviewCell(msgspec.Struct, frozen=True, kw_only=True):
     mark: str
     """A letter of its largest group, or an exclamation mark for a problem."""
     words: str
-    """What the cell shows, in words."""
+    """The content of the cell, in words."""
     trays: tuple[str, ...]
     """The style class of each tray, top first."""
 
 
 def cell_id(name: str) -> str:
-    """The id of the cell of a rack; the rack itself has another one."""
+    """The id of the cell of a rack. The rack itself has another one."""
     return "c" + rack_id(name)[1:]
 
 
@@ -158,7 +158,7 @@ def _tray_style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades:
 def _style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades: Sequence[GpuShade]) -> str:
     """The style class of some GPUs: a problem or a doubt about some of them is not averaged away.
 
-    An operator sees a group where it has most of the GPUs, a tenant wherever it has any.
+    An operator sees a group if it has at least half of the GPUs, a tenant if it has any.
     """
     # Lists are counted, because a Counter of four GPUs costs ten times as much.
     states = [shade.state for shade in shades]
@@ -183,7 +183,7 @@ LEVELS = 4
 
 
 def _level(some: int, whole: int) -> int:
-    """How dark a share is drawn: 0 is none and 4 all, so that a full rack differs from any other."""
+    """The darkness of a share: 0 for none and 4 for all, so that a full rack differs from any other."""
     if some == whole:
         return LEVELS
     return 1 + some * (LEVELS - 1) // whole if some else 0
@@ -213,7 +213,7 @@ def _cell_words(mode: ColourMode, counts: RackCounts, shades: Sequence[GpuShade]
 
 
 MOST_NAMED = 3
-"""Groups of a rack that are named; the rest is counted."""
+"""Groups of a rack that are named. The rest is counted."""
 _COUNTED_WORDS = {
     GpuState.CRITICAL: "critical",
     GpuState.DEGRADED: "degraded",
@@ -240,15 +240,15 @@ class KeyNumber(msgspec.Struct, frozen=True, kw_only=True):
     at: float | None = None
     """When it was found."""
     tone: str = ""
-    """bad: a problem; doubt: something is unknown."""
+    """bad for a problem, doubt if something is unknown."""
 
 
 class SiteSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a viewer reads first."""
+    """The summary that a viewer reads first."""
 
     sentence: str
     since: float | None = None
-    """Since when what the sentence says is so."""
+    """When the state in the sentence began."""
     tone: str = ""
     numbers: tuple[KeyNumber, ...]
 
@@ -257,7 +257,7 @@ UNKNOWN = "unknown"
 
 
 def site_summary(now: LiveReading, whole: SiteMap, counts: RackCounts, room: FreeCapacity) -> SiteSummary:
-    """The sentence and the numbers of one viewer, whose part of the site is `whole`."""
+    """The sentence and the numbers of one viewer. `whole` is its part of the site."""
     label = "GPUs in use" if whole.operator else "Your GPUs used by pods"
     numbers: tuple[KeyNumber, ...] = (
         _attention(whole),
@@ -278,7 +278,7 @@ def _as_last_known(number: KeyNumber, since: float) -> KeyNumber:
 
 
 def _sentence(whole: SiteMap, counts: RackCounts) -> tuple[str, float | None, str]:
-    """The sentence, since when it is so, and its tone."""
+    """The sentence, when its state began, and its tone."""
     if whole.findings is None:
         return "The site has not been examined yet.", None, "doubt"
     wrong = needs_attention(whole.findings)
@@ -288,7 +288,7 @@ def _sentence(whole: SiteMap, counts: RackCounts) -> tuple[str, float | None, st
         what = f"need{'s' * is_single} attention" if wrong else f"{'is' if is_single else 'are'} unknown"
         begin = f"One thing {what}: " if is_single else f"{len(shown)} things {what}, first: "
         title = first.title or first.subject
-        # What is unknown is unknown since a time, with which the sentence ends.
+        # A sentence about an unknown state ends with the time since which it is unknown.
         if not wrong and first.since is not None:
             return f"{begin}{title}", first.since, "doubt"
         return f"{begin}{title}.", None, "bad" if wrong else "doubt"
@@ -327,7 +327,7 @@ def _healthy(whole: SiteMap, counts: RackCounts) -> KeyNumber:
 
 
 def _share(whole: SiteMap, counts: RackCounts, label: str, some: int, doubtful: int) -> KeyNumber:
-    """How many GPUs something is so of, and of how many it is unknown."""
+    """The number of GPUs with a property, and the number for which it is unknown."""
     if not counts.gpus:
         return KeyNumber(label=label, value="0", note="of 0")
     since = _unknown_since(whole) if doubtful else None
@@ -363,6 +363,6 @@ def _fastest_path(whole: SiteMap, counts: RackCounts) -> KeyNumber:
 
 
 def _unknown_since(whole: SiteMap) -> float | None:
-    """Since when a layer or a switch controller cannot be read, as the findings say."""
+    """The time since which a layer or a switch controller cannot be read, by the findings."""
     lost = (finding for finding in whole.findings or () if finding.check in (Check.LAYER, Check.CONTROLLER))
     return min((finding.since for finding in lost if finding.since is not None), default=None)

@@ -1,15 +1,15 @@
 """The HTTP side of the rack map: login, the page, one GPU, and the stream of changes.
 
-Changes are sent as server-sent events. Who may look is decided by a bearer token, which a cookie holds
+Changes are sent as server-sent events. A bearer token in a cookie decides whether a viewer may look
 (`viewers`). Forms are accepted only from a page of the same origin, as the browser states it (`forms`).
-Where the pages are given the REST application, tenants carve, order and release there (`action_pages`).
+If the pages are given the REST application, tenants carve, order and release there (`action_pages`).
 
 Every answer carries a content security policy that allows this server only, no inline scripts and no
 frames. Pages are never stored in a cache, because the page of one tenant must not stay there for the next
-one; static files are revalidated.
+one. Static files are revalidated.
 
-A stream sends the parts that changed after its position. A position belongs to one start of the process;
-after a restart everything is sent. A viewer may hold 16 streams and all viewers together 256, a quarter
+A stream sends the parts that changed after its position. A position belongs to one start of the process, so
+everything is sent after a restart. A viewer may hold 16 streams and all viewers together 256, a quarter
 of the service's connections, because REST needs them too.
 """
 
@@ -103,7 +103,7 @@ class SecurityHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(SECURITY_HEADERS)
-                # Pages of a tenant must not stay in a cache for the next one; files are revalidated.
+                # Pages of a tenant must not stay in a cache for the next one. Files are revalidated.
                 headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
             await send(message)
 
@@ -160,7 +160,7 @@ class ChangeStream(EventSourceResponse):
 
 STATIC = Path(__file__).parent / "static"
 _READING_NUMBER = re.compile(r"[0-9]{1,18}")
-"""The number of a reading; a limit, because Python refuses to convert more than 4300 digits."""
+"""The number of a reading. Limited, because Python refuses to convert more than 4300 digits."""
 
 STYLE_SECONDS = 3600
 """How long a browser keeps the style sheet of a filter."""
@@ -186,10 +186,10 @@ def create_pages(
 ) -> ASGIApp:
     """The ASGI application that answers `/` and `/map/`.
 
-    `switch_trays` is the number of switch trays in a rack, if known; `clock` gives seconds since the epoch;
+    `switch_trays` is the number of switch trays in a rack, if known. `clock` gives seconds since the epoch.
     `codes` are those of the sign-in links that this process offers. `rest` is the application of REST, by
-    which tenants carve, order and release; without it they only look. At `providers` browsers may sign in.
-    `grafana` is the address of the Grafana that has our dashboards; operators get links to them.
+    which tenants carve, order and release. Without it they only look. Browsers may sign in at `providers`.
+    `grafana` is the address of the Grafana that has our dashboards. Operators get links to them.
     """
     actions = None if rest is None else ActionPages(rest, clock)
     pages = _MapPages(
@@ -203,7 +203,7 @@ def create_pages(
         grafana=grafana,
     )
     compressed = [Middleware(GZipMiddleware)]
-    # What shows a time of the history has that time before its name: see `view`.
+    # Pages that show a time of the history have that time before their name: see `view`.
     shown = [
         Route(below + path, pages.signed_in(page, pages.unauthorized), middleware=compressed)
         for below in ("/map", "/map/at/{at}")
@@ -262,7 +262,7 @@ class _NoSuchTime(Exception):
     def __init__(self, oldest: float | None) -> None:
         super().__init__("the history of this site does not have that time")
         self.oldest = oldest
-        """When the history begins, in seconds since the epoch; None: nothing was read yet."""
+        """When the history begins, in seconds since the epoch, or None if nothing was read yet."""
 
 
 async def _no_such_time(_request: Request, error: Exception) -> Response:
@@ -271,7 +271,7 @@ async def _no_such_time(_request: Request, error: Exception) -> Response:
 
 
 async def _filter_style(request: Request) -> Response:
-    """The style sheet of a filter. It says nothing of the site."""
+    """The style sheet of a filter. It reveals nothing about the site."""
     mark, hue = str(request.path_params["mark"]), request.query_params.get("hue", "")
     if not MARK.fullmatch(mark) or not (hue == "" or HUE.fullmatch(hue)):
         return PlainTextResponse("there is no such filter\n", 404)
@@ -316,7 +316,7 @@ class _MapPages:
         """Part of stream positions, which are not valid for another process or after a restart."""
 
     def signed_in(self, page: ViewerPageHandler, otherwise: PageHandler) -> PageHandler:
-        """A page for authenticated viewers; `otherwise` answers everybody else."""
+        """A page for authenticated viewers. `otherwise` answers all other requests."""
 
         async def answer(request: Request) -> Response:
             viewer = await verify_session(self._authenticate, session_of(request))
@@ -430,7 +430,7 @@ class _MapPages:
         )
 
     def _dashboards(self, viewer: Viewer, past: PastTime | None) -> Mapping[str, str]:
-        """Name and address of each dashboard in Grafana; it has no view for one tenant alone."""
+        """Name and address of each dashboard in Grafana. Empty for tenants: none shows a tenant alone."""
         if self._grafana is None or not viewer.operator:
             return {}
         hours = ("now-6h", "now") if past is None else _hour_around(past.asked)
@@ -439,7 +439,7 @@ class _MapPages:
         return {name: f"{base}/d/{uid}?{query}" for name, uid in DASHBOARDS.items()}
 
     async def _changes_since(self, then: SiteMap, viewer: Viewer, view: PageView) -> SiteChanges:
-        """What has changed of the viewer's part of the site since it was as in `then`."""
+        """The changes to the viewer's part of the site since the map `then`."""
         present = await self._painters.sheet(
             _viewer_kind(viewer, view.mode), await self._live.fresh(), view.opened
         )
@@ -473,7 +473,7 @@ class _MapPages:
         )
 
     async def runbook(self, request: Request, _viewer: Viewer) -> Response:
-        """What to know of the findings of one check; it says nothing of the site."""
+        """The runbook for the findings of one check. It reveals nothing about the site."""
         found = runbooks().get(request.path_params["name"])
         return HTMLResponse(render.render_runbook(found), 404 if found is None else 200)
 
@@ -488,7 +488,7 @@ class _MapPages:
         )
 
     async def search(self, request: Request, viewer: Viewer) -> Response:
-        """What the viewer finds by a part of a name."""
+        """The objects that the viewer finds by a part of a name."""
         view, sheet, _ = await self._seen(request, viewer)
         return HTMLResponse(await self._found(request, viewer, view, sheet))
 
@@ -506,7 +506,7 @@ class _MapPages:
         return HTMLResponse(markup, 200 if found else 404)
 
     async def _seen(self, request: Request, viewer: Viewer) -> tuple[PageView, PageSheet, PastTime | None]:
-        """What an address asks for, what this viewer is shown of it, and of which past time it is."""
+        """The view of an address, its sheet for this viewer, and the past time that it shows (or None)."""
         view, now = await self._view(request), await self._live.fresh()
         kind, past = _viewer_kind(viewer, view.mode), self._past(request)
         if past is None:
@@ -514,7 +514,7 @@ class _MapPages:
         return view, await self._painters.past_sheet(kind, past.whole, view.opened), past
 
     def _past(self, request: Request) -> PastTime | None:
-        """The time of the history that a path names; None: it shows the present. Raises _NoSuchTime."""
+        """The time of the history that a path names, or None for the present. Raises _NoSuchTime."""
         if "at" not in request.path_params:
             return None
         at = time_of_address(request.path_params["at"])

@@ -1,18 +1,18 @@
-"""What each kind of viewer sees: parts of the page, each with the reading that last changed it.
+"""The page of each kind of viewer: its parts, each with the reading that last changed it.
 
-A kind of viewer is an organisation (none: it sees everything) and a colour mode. Its `Painter` makes the
-cell of a rack in the overview again only when the frame of the rack differs from the last one, and compares
+A kind of viewer is an organisation (none: it sees everything) and a colour mode. Its `Painter` redraws the
+cell of a rack in the overview only if the frame of the rack differs from the last one, and compares
 panels as text. A rack is drawn whole on demand: when a viewer has opened it, and on a site of few racks
-always. `PageSheet.since` gives the parts that changed after a reading, which is what a stream sends: cells,
-panels, and the racks that this viewer has opened.
+always. `PageSheet.since` gives the parts that changed after a reading, for a stream to send: cells, panels,
+and the racks that this viewer has opened.
 
-Each kind has colours of its own: letters that skip some would tell a tenant how many groups others have.
+Each kind has separate colours: gaps in the letters would reveal to a tenant how many groups others have.
 A painter is kept while a stream is drawn by it, because a new one would give other colours and send every
-rack again; of idle painters the 32 that were used last are kept. Racks in which an organisation holds
+rack again. Of the idle painters, the 32 that were used last are kept. Racks in which an organisation holds
 nothing look alike to all organisations: they are drawn once in each mode, by a painter that all share.
 
-A page that shows the past is drawn by a painter of its own, beside the one of the present and in its
-colours: moving on through the history costs what differs between two times.
+A page that shows the past is drawn by a second painter, beside the one of the present and in its colours:
+moving on through the history costs only the differences between two times.
 
 Drawing runs in a thread, one page at a time (`serial_thread`).
 """
@@ -67,7 +67,7 @@ RACKS_ID = "racks"
 OVERVIEW_ID = "overview"
 """The id of the element that holds the cells of all racks."""
 CELLS_AT_ONCE = 4
-"""If more than one cell of so many changed, the overview is sent as a whole."""
+"""The overview is sent as a whole if more than one cell in this number changed."""
 
 
 class PagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     changed: int
     """Number of the reading that brought it."""
     drawn: object = None
-    """The rack, the cell or the values that the markup shows. None: it is written again to be compared."""
+    """The rack, the cell or the values that the markup shows. If None, it is rewritten for comparison."""
 
 
 class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,14 +86,14 @@ class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     whole: SiteMap = SiteMap(at=0.0)
     places: PlacesByName = msgspec.field(default_factory=dict)
-    """Of all that its findings and operations name."""
+    """The places of all objects that its findings and operations name."""
     racks: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
-    """Those that are drawn whole, by id."""
+    """Racks that are drawn whole, by id."""
     cells: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
-    """Those of all racks, by id; none on a site that is drawn whole."""
+    """The cells of all racks, by id. Empty on a site that is drawn whole."""
     panels: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
     choices: Mapping[str, FilterChoice] = msgspec.field(default_factory=dict)
-    """What a filter may choose, by its mark."""
+    """The choices of a filter, by mark."""
     regrouped: int = 0
     """The reading in which racks came or went."""
 
@@ -126,7 +126,7 @@ def _changed(parts: Mapping[str, PagePart], number: int) -> Iterator[tuple[str, 
 
 
 class FrameResult(msgspec.Struct, frozen=True):
-    """What is derived from one frame."""
+    """The values that are derived from one frame."""
 
     cell: OverviewCell
     groups: Counter[ColourGroup]
@@ -135,7 +135,7 @@ class FrameResult(msgspec.Struct, frozen=True):
 
 
 class PainterMemory(msgspec.Struct, kw_only=True):
-    """What a painter compares the next reading with; without it everything is made again."""
+    """The values that a painter compares with the next reading. Without them it makes everything again."""
 
     frames: RackFrames = RackFrames()
     grouped: Memo[str, RackFrame, Counter[ColourGroup]] = msgspec.field(default_factory=dict)
@@ -150,9 +150,9 @@ class PainterMemory(msgspec.Struct, kw_only=True):
 
 
 class Painter:
-    """Draws what one kind of viewer sees in one mode; `org` None sees everything.
+    """Draws the page of one kind of viewer in one mode. If `org` is None, it shows everything.
 
-    `nobodys` draws the same for `NOBODY`. Racks in which an organisation holds nothing are taken from there.
+    `nobodys` draws the same for `NOBODY`. It supplies the racks in which an organisation holds nothing.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Painter:
         self._names: dict[str, str] = {}
         """The racks of the site by id, in order."""
         self._parts: dict[str, PagePart] = {}
-        """Racks as they were last drawn whole, by id: those that were asked for last come last."""
+        """Racks as they were last drawn whole, by id. Those that were opened last come last."""
 
     def follow(self, now: LiveReading, opened: Collection[str] = ()) -> PageSheet:
         """The parts as of a reading, with these racks drawn whole, by id.
@@ -229,7 +229,7 @@ class Painter:
             number=now.number,
             whole=whole,
             places=places,
-            # How a cell is drawn depends on how many there are.
+            # The form of a cell depends on the number of cells.
             cells=self._cells(before.cells if same else {}, now.number),
             panels={
                 id_: self._panel(before.panels.get(id_), shown, write, now.number)
@@ -243,7 +243,7 @@ class Painter:
         )
 
     def _follow_racks(self, whole: SiteMap) -> None:
-        """Look at the racks that changed; the sums over all racks follow from these."""
+        """Update the racks that changed, and the sums over all racks."""
         memory, others = self.memory, None if self._nobodys is None else self._nobodys.memory
         shared = None if others is None else others.frames
         memory.frames = update_rack_frames(whole, self._org, memory.frames, shared)
@@ -251,7 +251,7 @@ class Painter:
         memory.grouped = recompute_changed(
             memory.grouped, own, lambda frame: colour_groups(frame, self._mode)
         )
-        # All groups at once, before a rack is drawn: those that are called by a colour choose first.
+        # All groups at once, before a rack is drawn: those that are named after a colour choose first.
         groups = {group for _, counts in memory.grouped.values() for group in counts}
         self._colours.groups.give_hues(groups - memory.groups.keys())
         before, memory.results = memory.results, recompute_changed(memory.results, own, self._result)
@@ -262,11 +262,11 @@ class Painter:
             memory.groups.subtract(result.groups)
         for result in come:
             memory.groups.update(result.groups)
-        # Without the groups of which no GPU is left.
+        # Drop the groups without a GPU.
         memory.groups = +memory.groups
         results = [result for _, result in now.values()]
         if [result.counts for result in gone] != [result.counts for result in come]:
-            # Somebody else's GPUs are in no number of a tenant's.
+            # The numbers of a tenant do not count the GPUs of other tenants.
             memory.counts = site_counts([result.counts for result in results])
         if others is not None and all(others.results[name][1].room == now[name][1].room for name in now):
             memory.room = others.room
@@ -291,7 +291,7 @@ class Painter:
         return PagePart(markup=markup, changed=self._sheet.number, drawn=drawn)
 
     def _cells(self, known: Mapping[str, PagePart], number: int) -> dict[str, PagePart]:
-        """The cells of all racks by id; of a site that is drawn whole none."""
+        """The cells of all racks by id. Empty for a site that is drawn whole."""
         racks = len(self.memory.frames.frames)
         if racks <= WHOLE_RACKS:
             return {}
@@ -303,7 +303,7 @@ class Painter:
                 markup = render.render_cell(cell, self._mode, trays=trays)
                 before = PagePart(markup=markup, changed=number, drawn=cell)
             parts[cell.id] = before
-        # A rack that the tenant gave back changed now, though not for those who held nothing in it.
+        # A rack that the tenant gave back changed now, but not for tenants that held nothing in it.
         for id_, before in known.items():
             if (part := parts[id_]) is before or part.changed == number:
                 continue
@@ -324,7 +324,7 @@ class Painter:
     def _panels(
         self, now: LiveReading, whole: SiteMap, places: PlacesByName, legend: Sequence[LegendEntry]
     ) -> Iterator[tuple[str, object, Callable[[], str]]]:
-        """The id of each panel, the values that it shows, and how it is written."""
+        """The id of each panel, the values that it shows, and the function that writes it."""
         mode, room, badges = self._mode, self.memory.room, domain_badges(whole, self._colours)
         summary = site_summary(now, whole, self.memory.counts, room)
         # The places of operations follow from the racks.
@@ -345,14 +345,14 @@ class Painter:
 KINDS_KEPT = 32
 """Painters without a stream that are kept."""
 RACKS_KEPT = 256
-"""Racks that a painter keeps drawn whole, beyond those that are asked for now."""
+"""Racks that a painter keeps drawn whole, besides the requested ones."""
 
 ViewerKind = tuple[str | None, ColourMode]
-"""Organisation (None: it sees everything) and mode."""
+"""Organisation, or None if it sees everything, and mode."""
 
 
 class Painters:
-    """The painters of one site; `switch_trays` is the number of switch trays in a rack, if known."""
+    """The painters of one site. `switch_trays` is the number of switch trays in a rack, if known."""
 
     def __init__(self, switch_trays: int) -> None:
         self._switch_trays = switch_trays
@@ -372,11 +372,11 @@ class Painters:
             self._streams += Counter()
 
     async def sheet(self, kind: ViewerKind, now: LiveReading, opened: Collection[str] = ()) -> PageSheet:
-        """What a kind of viewer sees of a reading, with these racks drawn whole, by id."""
+        """The page of a kind of viewer for a reading, with these racks drawn whole, by id."""
         return await self._thread.run(lambda: self._painter(kind).follow(now, opened))
 
     async def past_sheet(self, kind: ViewerKind, whole: SiteMap, opened: Collection[str] = ()) -> PageSheet:
-        """What a kind of viewer sees of a map of the history, with these racks drawn whole, by id."""
+        """The page of a kind of viewer for a map of the history, with these racks drawn whole, by id."""
         return await self._thread.run(lambda: self._painter(kind).follow_past(whole, opened))
 
     def _painter(self, kind: ViewerKind) -> Painter:

@@ -1,6 +1,6 @@
 """Free capacity, counted in whole free trays.
 
-A tray whose state is unknown counts as not free, and so does an empty tray with GPUs in a partition that
+A tray with an unknown state counts as not free, and so does an empty tray with GPUs in a partition that
 the site did not make: the finding about that partition names it. The largest gang that fits is the most free
 trays of one NVLink domain, because GPUs of two domains share no memory. Free GPUs in partly used trays are
 stranded.
@@ -21,16 +21,16 @@ class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
     free_trays: int
     unknown_trays: int
-    """Trays for which it is not known whether they are free."""
+    """Trays that may or may not be free."""
     gang_trays: int
     """Trays of the largest gang that fits: GPUs of two domains share no memory."""
     gang_gpus: int
     stranded_gpus: int
-    """Free GPUs in trays that are partly taken: no whole tray can be had of them."""
+    """Free GPUs in trays that are partly taken, and so part of no free tray."""
 
 
 class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What is free in one rack."""
+    """The free capacity of one rack."""
 
     free_trays: int
     unknown_trays: int
@@ -40,7 +40,7 @@ class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rack_capacity(rack: MapRack) -> RackCapacity:
-    """Count what is free in one rack. A tray with an unknown state counts as not free."""
+    """Count the free capacity of one rack. A tray with an unknown state counts as not free."""
     frees = [tray_free(tray) for tray in rack.trays]
     free = [tray for tray, is_free in zip(rack.trays, frees, strict=True) if is_free]
     partly = [tray for tray in rack.trays if tray_partly_taken(tray)]
@@ -58,7 +58,7 @@ def rack_capacity(rack: MapRack) -> RackCapacity:
 
 
 def site_capacity(rooms: Collection[RackCapacity]) -> FreeCapacity:
-    """What is free in all racks; a domain may lie in several."""
+    """The free capacity of all racks. A domain may lie in several."""
     gangs = grouped(pair for room in rooms for pair in room.gangs.items())
     sums = (tuple(map(sum, zip(*gangs[domain], strict=True))) for domain in sorted(gangs))
     trays, gpus = max(sums, key=lambda gang: gang[1], default=(0, 0))

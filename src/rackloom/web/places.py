@@ -1,9 +1,9 @@
-"""Where on the map findings and operations are, and the marks that findings leave there.
+"""The places of findings and operations on the map, and the marks that findings leave there.
 
-A finding or an operation names things: GPU, device, pod, node, machine, partition, domain. It is shown at
+A finding or an operation names objects: GPU, device, pod, node, machine, partition, domain. It is shown at
 the finest place that is known: its GPU, its tray, or its racks. Only GPUs whose chain the viewer may see
-name anything, so a tenant is led to its own GPUs alone. Findings name few of all things, so the names of a
-rack are written out only where a rack may have one of them: `RackPlaces` knows its names down to trays.
+name anything, so a tenant is led to its own GPUs alone. Findings name few of all objects, so the names of a
+rack are written out only if it may have one of them: `RackPlaces` knows its names down to trays.
 
 A finding marks the parts at its place: GPUs, their tray, the switches of their domain, the devices that it
 names. The worst finding decides how a part is marked, and a part that no finding names has no mark.
@@ -34,7 +34,7 @@ from rackloom.web.model import MapGpu, MapRack, rack_id
 
 
 MAX_LOCATIONS = 3
-"""Places of one finding that are named; the rest is counted."""
+"""Places of one finding that are named. The rest is counted."""
 _FINEST_FIRST = (("gpu", "device", "pod"), ("node", "machine"), ("partition", "logical", "domain"))
 _GPUS, _TRAYS, _RACKS = range(3)
 
@@ -67,18 +67,18 @@ class FoundLocations(msgspec.Struct, frozen=True):
 
 
 PlacesByName = Mapping[str, Sequence[MapSpot]]
-"""By the names of `Finding.where`: the GPUs that the named object is, has or serves."""
+"""The GPUs that a named object is, has or serves, by the names of `Finding.where`."""
 
 
 class RackPlaces:
-    """The locations of all names in one rack, worked out when they are asked for."""
+    """The locations of all names in one rack, computed on demand."""
 
     def __init__(self, rack: MapRack) -> None:
         self._rack = rack
 
     @cached_property
     def coarse(self) -> frozenset[str]:
-        """Its names without those of single GPUs and devices, whose domain or node stands for them."""
+        """Its names without those of single GPUs and devices. Their domain or node stands for them."""
         gpus = [gpu for tray in self._rack.trays for gpu in tray if gpu.chain is not None]
         chains = [gpu.chain for gpu in gpus if gpu.chain is not None]
         devices = {device.node for chain in chains for device in (chain.device, *chain.nics) if device}
@@ -111,7 +111,7 @@ class RackPlaces:
 
 
 def _coarse(name: str) -> str:
-    """The name in `RackPlaces.coarse` without which a rack does not have this name."""
+    """The name in `RackPlaces.coarse` that every rack with this name has."""
     kind, _, rest = name.partition(" ")
     if kind == "gpu":
         return at_domain(rest.rpartition("/")[0])
@@ -165,7 +165,7 @@ def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
 
 
 def _place_links(spots: Sequence[MapSpot], fineness: int) -> list[PlaceLink]:
-    """Links to racks, trays or GPUs; GPUs of one tray get one link, to the first of them."""
+    """Links to racks, trays or GPUs. GPUs of one tray get one link, to the first of them."""
     if fineness == _RACKS:
         return [PlaceLink(id_, rack) for id_, rack in {spot.rack_id: spot.rack for spot in spots}.items()]
     trays = grouped(((spot.rack_id, spot.tray), spot) for spot in spots)
@@ -186,7 +186,7 @@ GpuSpot = tuple[int, int]
 
 
 class PartMark(msgspec.Struct, frozen=True):
-    """How a part is marked, by the worst finding that names it."""
+    """The mark of a part, by the worst finding that names it."""
 
     level: Level
     title: str
@@ -199,9 +199,9 @@ class RackMarks(msgspec.Struct, frozen=True, kw_only=True):
     gpus: dict[GpuSpot, PartMark] = {}
     trays: dict[int, PartMark] = {}
     devices: dict[str, PartMark] = {}
-    """By their names in findings."""
+    """Marks of devices, by their names in findings."""
     switches: list[PartMark] = []
-    """Of its NVLink domains: one for each finding, the worst first."""
+    """Marks of its NVLink domains: one for each finding, the worst first."""
 
 
 def marks_by_rack(findings: Iterable[Finding], places: PlacesByName) -> Mapping[str, RackMarks]:
@@ -218,7 +218,7 @@ def marks_by_rack(findings: Iterable[Finding], places: PlacesByName) -> Mapping[
         if fineness == _RACKS and any(name.startswith("domain ") for name in finding.where):
             for rack in {spot.rack for spot in spots}:
                 found[rack].switches.append(mark)
-        # A NIC is drawn beside the GPU that it serves, with a mark for itself.
+        # A NIC is drawn beside the GPU that it serves, with a separate mark.
         for name in finding.where:
             for spot in places.get(name, ()) if name.startswith("device ") else ():
                 found[spot.rack].devices.setdefault(name, mark)

@@ -1,19 +1,20 @@
 """Sign-in at an identity provider: OpenID Connect's authorization code flow, with PKCE (RFC 7636).
 
 1. The sign-in page names an organisation. The browser gets a cookie with a state, a code verifier and a
-   nonce, all random, and a page that leads on to the provider. A page, because the content security policy
-   lets no form be redirected to another server.
-2. The provider sends the browser back to `/map/login/back`. The state must be the cookie's: nobody can have
-   a browser finish a sign-in that it did not begin. The issuer must be the one that was asked (RFC 9207).
+   nonce, all random, and a page that leads on to the provider. It is a page because the content security
+   policy lets no form be redirected to another server.
+2. The provider sends the browser back to `/map/login/back`. The state must be the cookie's, so that a
+   browser cannot be made to finish a sign-in that it did not begin. The issuer must be that of the provider
+   (RFC 9207).
 3. The code is exchanged for a token, with the verifier. If there is an ID token, its nonce must be the
    cookie's.
 4. The token is verified as if it had been typed in, for the organisation of the cookie, and kept in the
-   session cookie (`viewers`). So who may look is decided in one place, and the session ends with the token.
+   session cookie (`viewers`). So access is decided in one place, and the session ends with the token.
 
-The cookie of a sign-in that is under way is good for ten minutes and one attempt. It is `Lax`, for the
+The cookie of a sign-in that is under way is good for ten minutes and one attempt. It is `Lax`, because the
 provider leads the browser back from another site. The server keeps nothing, so the browser may come back to
-another replica. A process exchanges at most eight codes at a time: without a valid token anybody can cause
-an exchange.
+another replica. A process exchanges at most eight codes at a time, because a request without a valid token
+can cause an exchange.
 """
 
 import base64
@@ -38,21 +39,21 @@ from rackloom.web.viewers import Authenticator, Session, Viewer, is_organisation
 COOKIE = "rackloom-sign-in"
 BACK = "/map/login/back"
 SECONDS = 600
-"""How long a browser may be at the provider."""
+"""The longest time that a browser may be at the provider."""
 MOST_EXCHANGES = 8
 MOST_OF_AN_ANSWER = 200
 """Characters of a provider's error that are shown."""
 _CODE = re.compile(r"[\x21-\x7e]{1,4096}")
 _TARGET = re.compile(r"/(?:map/(?!log)[\x21-\x7e]*)?(?:\?[\x21-\x7e]*)?")
-"""Where a sign-in may lead: to a page of the map, never to another server."""
+"""The targets of a sign-in: pages of the map, never another server."""
 _LONGEST_TARGET = 1024
 
 
 class TokenAnswer(msgspec.Struct, frozen=True):
-    """What a provider gives for a code."""
+    """The answer of a provider to a code."""
 
     token: str
-    """The one that REST and the map take."""
+    """The token that REST and the map take."""
     id_token: str | None = None
 
 
@@ -64,10 +65,10 @@ class SignInProvider(Protocol):
     client_id: str
     scopes: Sequence[str]
     organisation: str | None
-    """The only one that its tokens may name; None: the user says which."""
+    """The only one that its tokens may name, or None if the user names it."""
 
     async def authorization_endpoint(self) -> str:
-        """Where browsers are sent. Raises Refused with the reason while it cannot be found out."""
+        """The address to which browsers are sent. Raises Refused with the reason while it is unknown."""
 
     async def exchange(self, code: str, verifier: str, redirect: str) -> TokenAnswer:
         """The token for a code. Raises Refused with the reason."""
@@ -91,7 +92,7 @@ class StartedSignIn(msgspec.Struct, frozen=True):
 
 
 def read_started(cookie: str) -> StartedSignIn | None:
-    """The sign-in of a cookie; None: it has none."""
+    """The sign-in of a cookie, or None if it has none."""
     fields = [unquote(field) for field in cookie.split(":")]
     if len(fields) != len(StartedSignIn.__struct_fields__) or not re.fullmatch(r"[0-9]{1,3}", fields[3]):
         return None
@@ -100,14 +101,14 @@ def read_started(cookie: str) -> StartedSignIn | None:
 
 
 def page_of_the_map(target: str) -> str:
-    """The target where it is a page of the map, else the map itself."""
+    """The target if it is a page of the map, else the map itself."""
     return target if len(target) <= _LONGEST_TARGET and _TARGET.fullmatch(target) else "/"
 
 
 def authorization_address(
     endpoint: str, provider: SignInProvider, started: StartedSignIn, redirect: str
 ) -> str:
-    """Where the browser is sent."""
+    """The address to which the browser is sent."""
     digest = hashlib.sha256(started.verifier.encode()).digest()
     parameters = {
         "response_type": "code",
@@ -174,7 +175,7 @@ class ProviderSignIn:
         return answer
 
     async def finish(self, request: Request) -> tuple[Session, Viewer, str] | Response:
-        """The session of a browser that a provider has sent back, and where it leads; or the problem."""
+        """The session, the viewer and the target of a browser that a provider sent back, or the problem."""
         started = read_started(request.cookies.get(self._cookie, ""))
         state = request.query_params.get("state", "")
         if (
@@ -205,7 +206,7 @@ class ProviderSignIn:
         return session, viewer, started.target
 
     async def _token(self, request: Request, provider: SignInProvider, started: StartedSignIn) -> str:
-        """The token behind what a provider sent a browser back with. Raises Refused."""
+        """The token for the code that a browser brought back from a provider. Raises Refused."""
         asked = request.query_params
         if asked.get("iss", provider.issuer) != provider.issuer:
             raise Refused("another issuer answered")
@@ -238,7 +239,7 @@ def _has_nonce(id_token: str, nonce: str) -> bool:
     """Whether an ID token is of this sign-in.
 
     It came straight from the provider's own server over a verified connection, which OpenID Connect Core
-    3.1.3.7 accepts in place of its signature; who may look is decided by the other token, with its signature.
+    3.1.3.7 accepts in place of its signature. Access is decided by the other token, with its signature.
     """
     try:
         claims = jwt.decode(id_token, options={"verify_signature": False})

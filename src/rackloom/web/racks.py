@@ -6,7 +6,7 @@ several NICs of a GPU the worst is drawn. Switches stand between the trays: of 1
 above them and 8 below.
 
 `drawing` gives coordinates for the SVG template: trays, letters, NIC marks, and an outline around trays
-of one ComputeDomain that stand together. Each state of a NIC has its own shape, so that nobody needs the
+of one ComputeDomain that stand together. Each state of a NIC has its own shape, so that no reader needs the
 colour. One text element carries the letters of all GPUs of a tone, and one path the NIC marks of a kind,
 which keeps the markup of a large site small.
 """
@@ -49,15 +49,15 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     hue: int = 0
     letter: str = ""
     name: str = ""
-    """Of its group, or what it is without one."""
+    """The name of its group, or its state without one."""
     level: Level | None = None
-    """Of the worst finding that names it."""
+    """The level of the worst finding that names it."""
     busy: bool = False
     """Whether a pod uses it."""
     mark: str = ""
-    """By which a filter finds its group: see `highlight`."""
+    """The mark by which a filter finds its group: see `highlight`."""
     nic: str = ""
-    """The level of the worst finding that names a NIC of it, `well`, or `none`; empty: not shown."""
+    """The level of the worst finding that names a NIC of it, `well`, or `none`. Empty if it is not shown."""
 
     @property
     def style(self) -> str:
@@ -102,7 +102,7 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     notes: tuple[str, ...] = ()
     """Notes such as cordoned, and the titles of findings."""
     level: Level | None = None
-    """Of the worst finding that names the tray, or its node or machine."""
+    """The level of the worst finding that names the tray, or its node or machine."""
     laid_over: str = ""
     """The ComputeDomain that it is a member of."""
     badge: int | None = None
@@ -126,7 +126,7 @@ class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
     """The titles of the findings about these domains."""
     free: int | None
-    """Whole trays that are free; None: unknown."""
+    """Whole trays that are free, or None if that is unknown."""
 
     @property
     def trays(self) -> tuple[DrawnTray, ...]:
@@ -139,7 +139,7 @@ GpuAddress = tuple[str, int, int]
 
 
 def find_gpu(whole: SiteMap, spot: GpuAddress) -> MapGpu | None:
-    """The GPU that the page names so."""
+    """The GPU at an address of the page."""
     id_, tray, gpu = spot
     rack = next((rack for rack in whole.racks if rack_id(rack.name) == id_), None)
     if rack is None or tray >= len(rack.trays) or gpu >= len(rack.trays[tray]):
@@ -229,7 +229,7 @@ def _group_name(found: GpuShade, mode: ColourMode) -> str:
 
 
 def _nic_mark(frame: RackFrame, chain: GpuChain) -> str:
-    """How the NICs of a GPU are drawn: as the worst of them."""
+    """The mark of the NICs of a GPU: that of the worst NIC."""
     if chain.device is None or Layer.CLUSTER not in frame.known or frame.marks is None:
         return ""
     if not chain.nics:
@@ -247,11 +247,11 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     count: int
     choice: FilterChoice
-    """What a filter chooses by it."""
+    """The choice of a filter for this entry."""
 
 
 def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...]:
-    """The ComputeDomains that are laid over the racks, and how many nodes each has."""
+    """The ComputeDomains that are laid over the racks, with the number of nodes of each."""
     nodes = {
         ColourGroup(domain.uid, domain.key): len(domain.status.nodes) for domain in whole.compute_domains
     }
@@ -259,7 +259,7 @@ def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...
 
 
 def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
-    """The groups in one rack, and how many GPUs each has there."""
+    """The groups in one rack, with the number of GPUs of each."""
     if mode not in GROUP_MODES:
         return Counter()
     shades = (gpu_shade(frame, mode, spot) for spot in frame.rack.spots)
@@ -267,7 +267,7 @@ def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
 
 
 def legend_entries(counts: Counter[ColourGroup], colours: MapColours) -> tuple[LegendEntry, ...]:
-    """The groups that are drawn in any rack; `counts`: how many GPUs each has."""
+    """The groups that are drawn in any rack. `counts` has the number of GPUs of each."""
     return _legend(counts, colours.groups, letter_of)
 
 
@@ -295,7 +295,7 @@ ROW = 20
 CELL = 27
 """From one GPU to the next."""
 LEFT = 26
-"""Where the first GPU stands: slots are written left of it."""
+"""The x of the first GPU. Slots are written left of it."""
 NIC = 8
 SWITCH = 7
 BADGE = 16
@@ -310,7 +310,7 @@ class TrayLine(msgspec.Struct, frozen=True, kw_only=True):
     letters: tuple[tuple[str, str, str], ...]
     """Tone, the x of each letter, and the letters: one text element carries those of all GPUs of a tone."""
     nics: tuple[tuple[str, str], ...]
-    """How NICs are wired, and the path that marks all NICs of a tray that are wired so."""
+    """The state of NICs, and the path that marks all NICs of the tray in that state."""
 
 
 class DomainOutline(msgspec.Struct, frozen=True):

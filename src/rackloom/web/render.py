@@ -1,6 +1,6 @@
-"""Markup of the page and of its parts, from templates that escape whatever they are given.
+"""Markup of the page and of its parts, from templates that escape all values.
 
-Each function renders one element that has an id of its own. `render_changes` wraps changed elements as
+Each function renders one element that has an id. `render_changes` wraps changed elements as
 htmx partials: each takes the place of the element with the same id.
 """
 
@@ -38,13 +38,13 @@ from rackloom.web.trends import HEIGHT, WIDTH, TrendPoint, trend_charts
 from rackloom.web.view import PageView, gpu_address, gpu_link, path_below, rack_link
 
 TRAY_CELLS = 100
-"""An overview of so many racks has room for their trays."""
+"""The most racks for which an overview has room for single trays."""
 TIMELINE_LINES = 30
-"""Lines of the timeline; the audit has them all."""
+"""Lines of the timeline. The audit log has all operations."""
 
 
 def time_markup(at: float | None) -> Markup:
-    """A time of day in UTC, machine-readable too; None: never."""
+    """A time of day in UTC, machine-readable too, or "never" for None."""
     if at is None:
         return Markup("never")
     return _time_element(at, "%H:%M:%S")
@@ -63,7 +63,7 @@ def _time_element(at: float, shown: str) -> Markup:
 
 
 def duration_text(seconds: float) -> str:
-    """How long something took, to the digits that matter."""
+    """A duration, to the digits that matter."""
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
@@ -108,7 +108,7 @@ def _templates() -> Environment:
 
 
 def render_template(name: str, **values: object) -> Markup:
-    """What a template makes of these values; it escapes all but markup."""
+    """The output of a template for these values. It escapes all values except markup."""
     return Markup(_templates().get_template(name).render(**values))  # noqa: S704 - escaped by the template
 
 
@@ -118,29 +118,29 @@ def render_rack(value: DrawnRack, switch_trays: int) -> str:
 
 
 def render_racks(drawn: Iterable[str], in_all: int) -> str:
-    """The element with the racks that are drawn whole, of so many in all."""
+    """The element with the racks that are drawn whole, of `in_all` racks."""
     racks = [Markup(markup) for markup in drawn]  # noqa: S704 - by render_rack
     return render_template("racks.html", racks=racks, in_all=in_all)
 
 
 def render_cell(cell: OverviewCell, mode: ColourMode, *, trays: bool) -> str:
-    """One rack among all; `trays`: with each of its trays."""
+    """One rack among all. If `trays` is set, it shows each of its trays."""
     return render_template("cell.html", cell=cell, link=rack_link(mode, cell.name), trays=trays)
 
 
 def render_overview(cells: Iterable[str]) -> str:
-    """The element with the cells of all racks; hidden without cells."""
+    """The element with the cells of all racks. It is hidden if there are no cells."""
     written = [Markup(markup) for markup in cells]  # noqa: S704 - by render_cell
     return render_template("overview.html", cells=written, tray_cells=TRAY_CELLS)
 
 
 def render_summary(summary: SiteSummary) -> str:
-    """What a viewer reads first."""
+    """The summary that a viewer reads first."""
     return render_template("summary.html", summary=summary)
 
 
 def _address(link: PlaceLink, mode: ColourMode) -> str:
-    """Where a link to a GPU or a rack leads."""
+    """The address of a link to a GPU or a rack."""
     return gpu_link(mode, link.id) if gpu_address(link.id) else rack_link(mode, link.words)
 
 
@@ -152,12 +152,12 @@ def render_reading(now: LiveReading) -> str:
 def render_legend(
     mode: ColourMode, groups: Sequence[LegendEntry], badges: Sequence[LegendEntry], *, operator: bool
 ) -> str:
-    """What the colours, letters and numbers mean."""
+    """The meaning of the colours, letters and numbers."""
     return render_template("legend.html", mode=mode, groups=groups, badges=badges, operator=operator)
 
 
 def render_capacity(left: FreeCapacity) -> str:
-    """What is free."""
+    """The free capacity."""
     return render_template("room.html", left=left)
 
 
@@ -184,7 +184,7 @@ def render_chain(gpu: MapGpu | None, reports: Sequence[LayerReport], findings: S
 
 
 def render_no_choice() -> str:
-    """What stands in place of a GPU while none is chosen."""
+    """The element in place of a GPU while none is chosen."""
     return render_template("no_choice.html")
 
 
@@ -193,7 +193,7 @@ def _with_locations(found: Sequence[Finding], places: PlacesByName) -> list[tupl
 
 
 def render_found(mode: ColourMode, query: str, results: Sequence[SearchResult]) -> str:
-    """What was found; nothing while nothing is searched for."""
+    """The results of a search, empty without a query."""
     entries = [
         (result, result.gpu or rack_id(result.rack), _result_address(result, mode)) for result in results
     ]
@@ -221,13 +221,13 @@ def render_page(
     only: FilterChoice | None = None,
     dashboards: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The whole page of the elements above, by id; the stream of changes starts at `position`.
+    """The whole page with the elements above, by id. The stream of changes starts at `position`.
 
-    `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is
-    what the address searches for. `past` is the time that is shown, if it is not the present, and `changes`
-    what has changed since. `room` is where a job fits that the address asks for; `operator` says who looks,
-    and `acting` whether the viewer has the forms of a tenant. `only` is what the view is filtered by,
-    and `dashboards` are addresses in Grafana by name.
+    `chain` is the chosen GPU, or the element in its place. `racks` are the names of all racks. `found` holds
+    the results of the search that the address names. `past` is the time that is shown, if it is not the
+    present, and `changes` are the changes since then. `room` is the plan for a job that the address names.
+    `operator` is true for an operator, and `acting` if the viewer has the forms of a tenant. `only` is the
+    filter of the view, and `dashboards` are addresses in Grafana by name.
     """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
     return render_template(
@@ -256,7 +256,7 @@ def render_page(
 
 
 def _reserve_command(room: RoomPlan | None) -> str:
-    """What keeps the free trays of the nearest domain for one tenant; empty where none is free."""
+    """The command that keeps the free trays of the nearest domain for one tenant. Empty if none is free."""
     if room is None or not room.domains or not room.domains[0].free:
         return ""
     nearest = room.domains[0]
@@ -277,8 +277,8 @@ def render_history(
 ) -> str:
     """The charts of the last day and the slider, which stands at the time that is shown.
 
-    `gaps` are the times in which nothing was recorded. `is_kept`: there is a file for the history;
-    `unkept_since`: since when it could not be written.
+    `gaps` are the times in which nothing was recorded. `is_kept` is whether the history has a file, and
+    `unkept_since` the time since which it could not be written.
     """
     first, last = (points[0].at, points[-1].at) if points else (0.0, 0.0)
     shown = last if past is None else min(max(past.asked, first), last)
@@ -313,19 +313,19 @@ def render_changes(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def render_runbook(runbook: Runbook | None) -> str:
-    """The page of a runbook; None: there is none of that name, and the page lists those that there are."""
+    """The page of a runbook. For None, it states that there is no such runbook and lists all runbooks."""
     return render_template("runbook.html", runbook=runbook, runbooks=tuple(runbooks().values()))
 
 
 class LoginProvider(Protocol):
-    """What the sign-in page says of an identity provider."""
+    """The part of an identity provider that the sign-in page shows."""
 
     title: str
     organisation: str | None
 
 
 def render_login(trouble: str, providers: Sequence[LoginProvider] = (), target: str = "/") -> str:
-    """The page that asks for a token, or at which identity provider to sign in; it leads to `target`."""
+    """The page for a token or the choice of an identity provider. After sign-in it leads to `target`."""
     return render_template(
         "login.html",
         trouble=trouble,

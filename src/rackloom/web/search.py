@@ -1,15 +1,14 @@
 """Search over what one viewer sees: a part of any name leads to its place on the map.
 
-An index is made of the viewer's own map, in which the rule of `tenancy` has left nothing of others, so a
-tenant cannot find what it may not see. The names of each rack are kept as text, one line for each object, in
-three levels: what spans trays (racks, tenants, partitions, jobs), what is a tray or runs on one, and the
-parts of a tray. A rack whose part of the map did not change keeps its text.
+An index is made from the viewer's own map, which holds nothing of other tenants (`tenancy`), so a tenant
+cannot find objects that it may not see. The names of each rack are kept as text, one line for each object, in
+three levels: objects that span trays (racks, tenants, partitions, jobs), trays and objects that run on one,
+and the parts of a tray. A rack whose part of the map did not change keeps its text.
 
-A part has a line for its name and one for each name that a vendor's tool prints; any of them is answered
-with its name. `canonical_name` reads a query first. It is looked for in the texts of all racks: first whole
-names, then beginnings, then parts of names, the coarse levels first. The search ends at `MOST_RESULTS`
-objects are found. Finding text in text is fast: a query that nothing matches reads all names of the site a
-few times.
+A part has a line for its name and one for each name that a vendor's tool prints. Any of them leads to its
+name. `canonical_name` reads a query first. The search covers the texts of all racks: first whole names, then
+beginnings, then parts of names, the coarse levels first. It ends when it has found `MOST_RESULTS` objects.
+Finding text in text is fast: a query without a match reads all names of the site a few times.
 """
 
 from collections import OrderedDict
@@ -27,7 +26,7 @@ from rackloom.web.serial_thread import SerialThread
 
 MOST_RESULTS = 12
 LONGEST_QUERY = 100
-"""Characters of a query; the rest is ignored."""
+"""Characters of a query. The rest is ignored."""
 INDEXES_KEPT = 32
 """Organisations whose index is kept."""
 
@@ -207,7 +206,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     rack: str
     """The first rack that it is in."""
     gpu: str
-    """Id of its first GPU there; empty: it is the rack itself."""
+    """Id of its first GPU there. Empty if it is the rack itself."""
     part: str = ""
     """The name of that GPU, NIC or tray."""
     more_racks: int = 0
@@ -219,7 +218,7 @@ SearchIndex = Memo[str, _RackFacts, _RackNames]
 
 
 def update_index(whole: SiteMap, before: SearchIndex) -> SearchIndex:
-    """The index of a map; racks that equal those of `before` keep their names."""
+    """The index of a map. Racks that equal those of `before` keep their names."""
     inputs = {rack.name: _rack_facts(whole, rack) for rack in whole.racks}
     return recompute_changed(before, inputs, _rack_names)
 
@@ -237,7 +236,7 @@ def _rack_facts(whole: SiteMap, rack: MapRack) -> _RackFacts:
 
 
 def search(index: SearchIndex, query: str) -> tuple[SearchResult, ...]:
-    """The objects whose names hold `query`, the best first; none for an empty one."""
+    """The objects whose names hold `query`, the best first. None for an empty query."""
     query = " ".join(query[:LONGEST_QUERY].split())
     if not query:
         return ()
@@ -259,7 +258,7 @@ def search(index: SearchIndex, query: str) -> tuple[SearchResult, ...]:
 
 
 def _patterns(wanted: str) -> Iterator[Sequence[str]]:
-    """What whole names, beginnings and parts of names look like; `node n1` asks for a kind as well."""
+    """The patterns of whole names, beginnings and parts of names. `node n1` restricts the kind as well."""
     kinds = (kind for kind in _FOLDED_KINDS.values() if wanted.startswith(f"{kind} "))
     of_kind = [f"{kind}\t{wanted.removeprefix(kind).strip()}" for kind in kinds]
     yield (f"\t{wanted}\n", *(f"\n{text}\n" for text in of_kind))
@@ -287,7 +286,7 @@ def _collect(names: _RackNames, level: int, pattern: str, found: dict[tuple[str,
 def _with_racks(
     racks: Sequence[_RackNames], found: Mapping[tuple[str, str], SearchResult]
 ) -> tuple[SearchResult, ...]:
-    """The results, each with the number of further racks; parts of a tray are in one."""
+    """The results, each with its number of further racks. Parts of a tray are in one rack."""
     return tuple(
         result
         if _LEVEL_OF_KIND[kind] == _PARTS
@@ -301,18 +300,18 @@ def _racks_with(racks: Sequence[_RackNames], kind: str, name: str) -> int:
     return sum(line in names.folded[level] for names in racks)
 
 
-# Every viewer's.
+# The indexes of all viewers.
 
 
 class SearchIndexes:
-    """The index of each organisation that has searched; None is that of operators."""
+    """The index of each organisation that has searched, with None for operators."""
 
     def __init__(self) -> None:
         self._indexes: OrderedDict[str | None, SearchIndex] = OrderedDict()
         self._thread = SerialThread()
 
     async def search(self, org: str | None, whole: SiteMap, query: str) -> tuple[SearchResult, ...]:
-        """What a viewer finds on its own map; one search at a time."""
+        """The results of a viewer's search on its own map. One search runs at a time."""
         return await self._thread.run(self._search, org, whole, query) if query.strip() else ()
 
     def _search(self, org: str | None, whole: SiteMap, query: str) -> tuple[SearchResult, ...]:

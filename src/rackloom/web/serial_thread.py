@@ -1,6 +1,6 @@
 """Work that would block other requests, in a thread beside the event loop: one piece at a time.
 
-A thread cannot be interrupted. When the client goes away whose request began a piece, the thread still ends
+A thread cannot be interrupted. If a client goes away, the thread still finishes the piece of its request
 before the next piece begins, so that the pieces may share state that is not thread-safe.
 """
 
@@ -20,7 +20,7 @@ class SerialThread:
         self._busy = asyncio.Lock()
 
     async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """What `work` returns or raises. Cancelling the call does not end the work."""
+        """The result of `work`, or its exception. Cancelling the call does not end the work."""
         await self._busy.acquire()
         running = asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **options))
         # Only the end of the thread releases the lock.

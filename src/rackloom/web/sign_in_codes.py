@@ -1,9 +1,9 @@
 """Links that sign a browser in: a code in the address stands for an organisation and its token.
 
-A token in an address would stay in the history of the browser and in logs. A code is random, known to the
-process that offered it only, and ends after fifteen minutes; the token behind it is verified again at each
-use. Only a process whose user may sign tokens anyway offers codes (`rackloom up`). Nobody else can make
-one, so a link cannot sign a browser in as somebody whom its user did not choose.
+A token in an address would stay in the history of the browser and in logs. A code is random, known only to
+the process that offered it, and ends after fifteen minutes. The token behind it is verified again at each
+use. Only a process whose user may sign tokens anyway offers codes (`rackloom up`). No other process can make
+one, so a link cannot sign a browser in as an organisation that its user did not choose.
 """
 
 import secrets
@@ -30,6 +30,6 @@ class SignInCodes:
         return f"/map/login?code={code}"
 
     def find(self, code: str) -> tuple[str, str] | None:
-        """Organisation and token of a code; None: never offered, or over."""
+        """Organisation and token of a code, or None if it was never offered or is over."""
         ends, org, token = self._offered.get(code, (0.0, "", ""))
         return (org, token) if self._clock() < ends else None

@@ -1,28 +1,26 @@
-"""What a tenant may see of the map: its own GPUs, and of all others only whether they are in use.
+"""The part of the map that a tenant may see: its own GPUs, and only whether others are in use.
 
-The rule is an allow list. A GPU of another tenant loses its whole chain. Of the tenant's own chain,
-everything that may name somebody else is dropped: partitions that are not its own, addresses of
-controllers, problems of a layer.
+The rule is an allow list. A GPU of another tenant loses its whole chain. The tenant's own chains lose all
+facts that may name others: partitions that are not its own, addresses of controllers, problems of a layer.
 
-What was seen before the machine belonged to the tenant is dropped too: older transfers, pods and claims.
+Facts from before the machine belonged to the tenant are dropped too: older transfers, pods and claims.
 A pod counts as the tenant's only if its namespace carries the tenant's organisation label and it started
 after the instance got the machine, because the controllers of the previous tenant may start its pods
 again at any time. A ComputeDomain is shown only if its namespace is the tenant's and all its nodes are
-the tenant's: the owner of a claim writes which domain it asks for, and may name any.
+the tenant's, because the owner of a claim chooses the domain in it, and may name any.
 
-Node names that tell trays apart are replaced with numbers in the same order.
+Node names that distinguish trays are replaced with numbers in the same order.
 
 A rack in which a tenant holds nothing looks the same to every such tenant. It is taken from the map of
-`NOBODY`, who holds nothing anywhere, and only the other racks are made for the tenant.
+`NOBODY`, which holds nothing anywhere, and only the other racks are computed for the tenant.
 
-Three memos make a reading cost what changed in it. Each rack passes them in turn, and each sees all that it
-depends on:
+Three memos limit the cost of a reading to its changes. Each rack passes them in turn, and each memo sees
+all of its input:
 
-1. `_own_rack`: the chains of others are dropped. This depends on the rack alone.
-2. `_held_rack`: what may be the previous tenant's is dropped. This depends on times, but only on how they
-   compare with those of the rack, which `_RackMoment` says.
-3. `_shown_rack`: ComputeDomains of others are dropped. Whether one is the tenant's is decided once for all
-   racks.
+1. `_own_rack` drops the chains of other tenants. It depends on the rack alone.
+2. `_held_rack` drops facts that may be the previous tenant's. It depends on times, but only on their order
+   relative to those of the rack (`_RackMoment`).
+3. `_shown_rack` drops other tenants' ComputeDomains. The owner of one is decided once for all racks.
 """
 
 from bisect import bisect_left, bisect_right
@@ -38,7 +36,7 @@ from rackloom.web.model import NO_RACK, MapGpu, MapRack, SiteMap, rack_of_trays
 NOBODY = ""
 """Stands for an organisation that holds nothing: no organisation has this name."""
 
-# What each step depends on, and what it makes.
+# The input and output of each step.
 
 
 class _TenantRack(msgspec.Struct, frozen=True):
@@ -57,24 +55,24 @@ class _OwnRack(msgspec.Struct, frozen=True, kw_only=True):
     domains: tuple[str, ...] = ()
     """NVLink domains of the machines, sorted."""
     namespaces: tuple[str, ...] = ()
-    """Those of claims and of ComputeDomains, sorted."""
+    """Namespaces of claims and of ComputeDomains, sorted."""
     held_since: tuple[float, ...] = ()
-    """Since when GPUs are held, as recorded; sorted."""
+    """The recorded times at which the tenant got GPUs, sorted."""
     undated: bool = False
-    """Whether a GPU has no such record; it counts as held since the reading."""
+    """Whether a GPU has no such record. It then counts as held since the reading."""
     undated_transfers: tuple[float, ...] = ()
-    """Times of transfers from GPUs without a record; sorted."""
+    """Times of transfers from GPUs without a record, sorted."""
 
 
 class _RackMoment(msgspec.Struct, frozen=True):
-    """How the times of a reading compare with those of a rack."""
+    """The order of the times of a reading relative to those of a rack."""
 
     recorded_before: int
-    """How many of `_OwnRack.held_since` the cluster was read after; 0 where it was not read."""
+    """The number of times in `_OwnRack.held_since` after which the cluster was read. 0 if it was not."""
     read_since_reading: bool
     """Whether the cluster counts as read after GPUs without a record were held."""
     transfers_before: int
-    """How many of `_OwnRack.undated_transfers` came before the reading."""
+    """The number of times in `_OwnRack.undated_transfers` before the reading."""
 
 
 _DomainAnswer = tuple[bool, bool]
@@ -87,19 +85,19 @@ class _HeldInput(msgspec.Struct, frozen=True):
     own: _OwnRack
     moment: _RackMoment
     answers: tuple[_DomainAnswer, ...]
-    """Of each of `own.domains`."""
+    """The answers for each of `own.domains`."""
     namespaces: frozenset[str]
-    """Those of the rack that are the tenant's."""
+    """Namespaces of the rack that are the tenant's."""
 
 
 class _HeldRack(msgspec.Struct, frozen=True):
-    """A rack without what may be the previous tenant's."""
+    """A rack without facts that may be the previous tenant's."""
 
     rack: MapRack
     nodes: frozenset[str] = frozenset()
-    """The tenant's nodes, as far as the cluster was read since it has them."""
+    """The tenant's nodes for which the cluster was read after the tenant got them."""
     compute_domains: tuple[ComputeDomain, ...] = ()
-    """Those that its claims name, each once."""
+    """ComputeDomains that its claims name, each once."""
 
 
 class _ShownInput(msgspec.Struct, frozen=True):
@@ -136,7 +134,7 @@ def tenant_map(
     """The part of a map that the tenant of an organisation may see.
 
     Racks that equal those of `before` for the same organisation keep their values. `nobodys` is the same map
-    for `NOBODY`; without it, every rack is made for this tenant.
+    for `NOBODY`. Without it, every rack is computed for this tenant.
     """
     tenant = next((id_ for id_, name in whole.tenants.items() if name == org), None)
     mine = whole.racks if nobodys is None else [rack for rack in whole.racks if tenant in rack.tenants]
@@ -160,7 +158,7 @@ def tenant_map(
     )
     racks = {name: found for name, (_, found) in shown.items()}
     vpcs = frozenset[str | None]().union(*[rack.vpcs for rack in racks.values()])
-    # Only domains of its own pods: its nodes may still carry a domain of the previous tenant.
+    # Only the domains of the tenant's pods: its nodes may still carry a domain of the previous tenant.
     used = frozenset[str]().union(*[rack.compute_domains for rack in racks.values()])
     domains = {} if nobodys else recompute_changed(before.domains, whole.domains, _public_domain)
     others = nobodys.racks if nobodys else whole.racks
@@ -179,7 +177,7 @@ def tenant_map(
 
 
 def labelled_namespaces(whole: SiteMap, org: str) -> frozenset[str]:
-    """The namespaces that carry the label of an organisation: the only statement of whose pods are."""
+    """The namespaces with the label of an organisation. Only this label states who owns their pods."""
     return frozenset(name for name, owner in whole.namespaces.items() if owner == org)
 
 
@@ -227,13 +225,13 @@ def _own_gpu(gpu: MapGpu, frame: _TenantRack) -> MapGpu:
     named = msgspec.structs.replace(name, rack=frame.nodes.get(name.rack, name.rack))
     place = msgspec.structs.replace(gpu.place, name=named)
     own = _own_chain(chain, frame.tenant) if chain is not None and mine else None
-    # Whether a tray is free depends on who asks; for whom it is reserved is for operators.
+    # Whether a tray is free depends on the viewer. Only operators see for whom it is reserved.
     held_back = gpu.held_back or gpu.reserved_for not in (None, frame.tenant)
     return msgspec.structs.replace(gpu, place=place, held_back=held_back, reserved_for=None, chain=own)
 
 
 def _with_chains(rack: MapRack, change: Callable[[GpuChain], GpuChain]) -> MapRack:
-    """The rack with every chain of the tenant changed; itself where nothing changes."""
+    """The rack with every chain of the tenant changed, or the same object if nothing changes."""
     trays = tuple(tuple([_with_chain(gpu, change) for gpu in tray]) for tray in rack.trays)
     return rack if trays == rack.trays else msgspec.structs.replace(rack, trays=trays)
 
@@ -249,7 +247,7 @@ def _chains_of(rack: MapRack) -> Iterator[GpuChain]:
 
 
 def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
-    """A tenant's GPU. By a fault it may be in another tenant's partition, whose name stays hidden."""
+    """A tenant's GPU. After a fault it may be in another tenant's partition, whose name stays hidden."""
     logical = chain.logical if chain.logical is not None and chain.logical.tenant == tenant else None
     partition = chain.partition if logical is not None else None
     machine = chain.machine
@@ -258,7 +256,7 @@ def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
     return msgspec.structs.replace(chain, machine=machine, logical=logical, partition=partition, conflicts=())
 
 
-# Step 2: what may be the previous tenant's, and what names controllers.
+# Step 2: facts that may be the previous tenant's, and names of controllers.
 
 
 def _held_input(
@@ -268,9 +266,9 @@ def _held_input(
     labelled: frozenset[str],
     own: _OwnRack,
 ) -> _HeldInput:
-    """`at`: the time of the reading; `read_at`: when the cluster was read.
+    """`at` is the time of the reading, and `read_at` the time at which the cluster was read.
 
-    `labelled`: namespaces that carry the tenant's organisation.
+    `labelled` are the namespaces that carry the tenant's organisation.
     """
     if not own.rack.tenants:
         return _HeldInput(own, _NO_MOMENT, (), frozenset())
@@ -317,15 +315,15 @@ _SILENT = "the switch controllers of its domain cannot be read"
 
 
 def _since_held(facts: _HeldInput, chain: GpuChain) -> GpuChain:
-    """The chain without what may belong to the previous tenant of the machine."""
+    """The chain without facts that may belong to the previous tenant of the machine."""
     if chain.transfer is not None and _is_transfer_older(facts, chain, chain.transfer.at):
         chain = msgspec.structs.replace(chain, transfer=None)
     if chain.use is None:
         return chain
     if not _cluster_read_since_held(facts, chain):
         return msgspec.structs.replace(chain, use=None, compute_domain=None, channel=None)
-    # The label of a namespace is the only statement of whose its pods are. The controllers of the previous
-    # tenant may start its pods again at any time after the machine was given to this one.
+    # Only the label of a namespace states who owns its pods. The controllers of the previous tenant may
+    # start its pods again at any time after the machine was given to this one.
     if _namespace_of(chain.use.claim) in facts.namespaces and _began_here(chain):
         return chain
     hidden = msgspec.structs.replace(chain.use, claim="", pods=(), since=None, jobs=())
@@ -335,7 +333,7 @@ def _since_held(facts: _HeldInput, chain: GpuChain) -> GpuChain:
 def _began_here(chain: GpuChain) -> bool:
     """Whether the pods on a GPU started after its instance got the machine.
 
-    A cluster lists older pods until somebody deletes them.
+    A cluster lists older pods until they are deleted.
     """
     held = chain.machine.held_since if chain.machine is not None else None
     since = chain.use.since if chain.use is not None else None
@@ -351,20 +349,20 @@ def _is_transfer_older(facts: _HeldInput, chain: GpuChain, at: float) -> bool:
 
 
 def _cluster_read_since_held(facts: _HeldInput, chain: GpuChain) -> bool:
-    """Whether the cluster was read after the tenant got the GPU; without a record, after this reading."""
+    """Whether the cluster was read after the tenant got the GPU. Without a record, after this reading."""
     since = _recorded_since(chain)
     if since is None:
         return facts.moment.read_since_reading
-    # The cluster was read after so many of the recorded times, the earliest first.
+    # The cluster was read after the first `count` of the recorded times.
     count = facts.moment.recorded_before
     return count > 0 and since <= facts.own.held_since[count - 1]
 
 
-# Step 3: ComputeDomains of others.
+# Step 3: ComputeDomains of other tenants.
 
 
 def _own_compute_domains(racks: Collection[_HeldRack], labelled: frozenset[str]) -> frozenset[str]:
-    """The UIDs of the ComputeDomains of which namespace and all nodes are the tenant's.
+    """The UIDs of the ComputeDomains for which the namespace and all nodes are the tenant's.
 
     The owner of a claim writes the domain in it and may name any.
     """

@@ -1,16 +1,16 @@
-"""What a tenant does on the map: carve a partition, order a batch of machines, release instances.
+"""The actions of a tenant on the map: carve a partition, order a batch of machines, release instances.
 
 Each action is planned first and carried out afterwards, both by the operations of REST with the tenant's own
-token. So every rule, quota and permission is that of REST, and no rule has a second form here. `planned`
-reads only: creations as dry runs, releases by looking the instances up. `carried_out` does what a plan says:
+token. So every rule, quota and permission is that of REST, and no rule is repeated here. `planned` only
+reads: creations as dry runs, releases by looking the instances up. `carried_out` carries out a plan:
 
 - carve: a logical partition, and a VPC of the same name whose instances join it. If the VPC is refused, the
   partition is deleted again.
 - batch: instances within one NVLink domain, all or none. The request names the plan, and the service refuses
-  it where the machines, domains, interfaces or warnings would be others now.
+  it if the machines, domains, interfaces or warnings would differ now.
 - release: instances end one after the other, each by its id.
 
-A plan has an id, a digest of what it would do. Whoever carries a plan out plans again and compares the ids.
+A plan has an id, a digest of its effects. Before a plan is carried out, it is made again and its id compared.
 Steps have the words and effects that the steps of findings have (`repair_steps`).
 """
 
@@ -36,7 +36,7 @@ _ID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
 
 class Action(StrEnum):
-    """What a tenant may do on the map."""
+    """The kinds of action of a tenant on the map."""
 
     CARVE = "carve"
     BATCH = "batch"
@@ -48,28 +48,28 @@ FIELDS: dict[Action, frozenset[str]] = {
     Action.BATCH: frozenset({"name", "vpc", "type", "count"}),
     Action.RELEASE: frozenset({"instance"}),
 }
-"""The fields of each action; each is needed, and only `instance` may come more than once."""
+"""The fields of each action. Each is required, and only `instance` may appear more than once."""
 
 
 class ActionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an action would do; nothing was changed."""
+    """The effects that an action would have. Nothing was changed."""
 
     action: Action
     fields: Fields
-    """What was asked for."""
+    """The fields of the request."""
     id: str
     summary: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     steps: tuple[RepairStep, ...]
     note: str = ""
-    """What the rows need for a reader."""
+    """A note for readers of the rows."""
     reason: str = ""
-    """Why just these machines."""
+    """The reason for the choice of machines."""
     warnings: tuple[str, ...] = ()
 
 
-# What was asked for.
+# The request.
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def asked_for(action: Action, fields: Fields) -> Asked:
-    """The fields of an action. Raises Misuse for fields that it does not have, or lacks."""
+    """The fields of an action. Raises Misuse if a field is unknown, missing or not valid."""
     allowed = FIELDS[action]
     names = [name for name, _ in fields]
     if unknown := sorted(set(names) - allowed):
@@ -116,7 +116,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 async def planned(client: AsyncClient, asked: Asked) -> ActionPlan:
-    """What an action would do now. Raises the errors of the client, and Misuse."""
+    """The plan of an action now. Raises the errors of the client, and Misuse."""
     match asked.action:
         case Action.CARVE:
             return await _planned_carve(client, asked)
@@ -186,7 +186,7 @@ async def _planned_batch(client: AsyncClient, asked: Asked) -> ActionPlan:
 
 
 async def _planned_release(client: AsyncClient, asked: Asked) -> ActionPlan:
-    # Each by its id: for one that is not the tenant's, REST says so.
+    # Each is looked up by its id, and REST refuses one that is not the tenant's.
     found = [await client.call(operations.get_instance(id_)) for id_ in asked.instances]
     if ended := [instance.name for instance in found if instance.status == "Terminating"]:
         raise Refused(f"Already being released: {', '.join(ended)}", nearest_fix="leave it out")
@@ -225,7 +225,7 @@ def _partition(asked: Asked) -> models.LogicalPartitionCreate:
 
 
 def _order(asked: Asked) -> models.InstanceCreate | models.InstanceBatchCreate:
-    """What is asked for. The service takes several instances as a batch, and one by itself."""
+    """The request of an order: a batch for several instances, a single request for one."""
     name, vpc, type_, count = (asked.value(field) for field in ("name", "vpc", "type", "count"))
     if not (count.isascii() and count.isdigit() and 0 < len(count) < 6):
         raise Misuse("The number of machines must be a whole number")
@@ -237,7 +237,7 @@ def _order(asked: Asked) -> models.InstanceCreate | models.InstanceBatchCreate:
 
 
 def _names(name: str, count: int) -> Iterator[str]:
-    """The names of new instances; part of those of a batch is drawn when it is made."""
+    """The names of new instances. In a batch, a part of the names is drawn when it is made."""
     if count == 1:
         yield name
     else:
@@ -265,7 +265,7 @@ def _digest(*parts: object) -> str:
 
 
 async def carried_out(client: AsyncClient, plan: ActionPlan) -> AsyncIterator[str]:
-    """Do what a plan says, and say what was done. Raises the errors of the client where it ends early."""
+    """Carry out a plan and report each step. Raises the errors of the client if it ends early."""
     asked = Asked(plan.action, plan.fields)
     match plan.action:
         case Action.CARVE:

@@ -1,14 +1,13 @@
-"""What a tenant reads of the doctor's findings: those about its own GPUs, partitions, jobs and domains.
+"""The doctor's findings for a tenant: those about its own GPUs, partitions, jobs and domains.
 
 A finding is written for operators: it names machines, controllers, other tenants, and commands that only
-they may run. So a tenant's finding is made anew from an allow list, and takes no text of the original but
+they may run. So a tenant's finding is written from an allow list, and takes no text of the original except
 the name of its check:
 
 - About hardware (`HARDWARE`): the tenant's GPUs among the finest objects that the finding names, as the map
   names them, with one fixed clause for each check. A finding about other GPUs of a shared domain or partition
-  concerns nobody else. A GPU counts if the tenant had its machine when the doctor looked.
-- About a workload (`WORKLOADS`): its subject, if that is an object of a namespace that is labelled as the
-  tenant's.
+  does not concern the tenant. A GPU counts if the tenant had its machine when the doctor looked.
+- About a workload (`WORKLOADS`): its subject, if that is an object of a namespace with the tenant's label.
 
 Every other check is for operators alone, and so are evidence, consequences and fixes.
 """
@@ -50,16 +49,16 @@ HARDWARE: Mapping[str, str] = {
     Check.NIC_LINK: "near a network link that is down or slow",
     Check.NIC_ALIGNED: "far from every NIC",
 }
-"""What each check finds of GPUs, after `is` or `are`."""
+"""The clause of each check about GPUs, after `is` or `are`."""
 WORKLOADS = frozenset(
     {
         *(Check.DEVICE_THERE, Check.TEMPLATES, Check.CLAIMS, Check.GANG, Check.PREPARED),
         *(Check.ACTIVE, Check.ONE_CLIQUE, Check.MESH),
     }
 )
-"""Checks of an object in a namespace, which their titles name by their subject alone."""
+"""Checks of an object in a namespace. Their titles name only their subject."""
 _ALWAYS_UNKNOWN = frozenset({Check.LAYER, Check.CONTROLLER})
-"""Checks whose clause says already that something is unknown."""
+"""Checks with a clause that already states that something is unknown."""
 _SUBJECT = re.compile(r"(?P<kind>[A-Za-z]+) (?P<namespace>[a-z0-9.-]+)/(?P<name>[a-z0-9.-]+)")
 _MESSAGE = "the site's operators see this too; what must go on now needs an instance on other trays"
 
@@ -67,9 +66,9 @@ _MESSAGE = "the site's operators see this too; what must go on now needs an inst
 def tenant_findings(
     found: Iterable[Finding], own: SiteMap, places: PlacesByName, namespaces: Collection[str]
 ) -> tuple[Finding, ...]:
-    """The findings that concern a tenant, as it reads them; `own` is its part of the map.
+    """The findings that concern a tenant, as it reads them. `own` is its part of the map.
 
-    `places` are where its own objects are; `namespaces` are those that are labelled as its own.
+    `places` are those of its own objects, and `namespaces` those with its label.
     """
     racks = {rack.name: rack for rack in own.racks}
     written = (
@@ -114,7 +113,7 @@ def _about_hardware(
         return None
     spots = list(dict.fromkeys(spot for some in held.values() for spot in some))
     words = ", ".join(link.words for link in found.named) + (f" and {found.more} more" if found.more else "")
-    # What was so before the tenant had the GPU is not its own.
+    # A state that began before the tenant had the GPU is shown without its time.
     recent = finding.since is not None and all(_held_since(racks, spot) <= finding.since for spot in spots)
     title = f"{words} {'are' if len(found.named) + found.more > 1 else 'is'} {what}"
     if finding.check == Check.DEVICE_TAINT:
@@ -168,7 +167,7 @@ def _gpu(racks: Mapping[str, MapRack], spot: MapSpot) -> MapGpu:
 
 
 def _held_since(racks: Mapping[str, MapRack], spot: MapSpot) -> float:
-    """Since when the tenant has a GPU; an unknown time is later than every other."""
+    """When the tenant got a GPU. An unknown time is later than every other."""
     chain = _gpu(racks, spot).chain
     since = None if chain is None or chain.machine is None else chain.machine.held_since
     return inf if since is None else since

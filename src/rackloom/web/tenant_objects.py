@@ -1,6 +1,6 @@
-"""What a tenant has, and what it may choose from: as REST lists it with the tenant's own token.
+"""The objects and the choices of a tenant, as REST lists them with the tenant's own token.
 
-Lists are read as far as `MOST_LISTED`; a page with more entries would be of no use to anybody.
+Lists are read as far as `MOST_LISTED`, because a page with more entries would be of no use.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class OwnObjects(msgspec.Struct, frozen=True, kw_only=True):
     instances: Listed[models.Instance]
 
     def vpc_name(self, id_: str) -> str:
-        """The name of a VPC; its id where it is not listed."""
+        """The name of a VPC, or its id if it is not listed."""
         return next((vpc.name for vpc in self.vpcs.items if vpc.id == id_), id_)
 
     def type_name(self, id_: str) -> str:
-        """The name of an instance type; its id where it is not listed."""
+        """The name of an instance type, or its id if it is not listed."""
         return next((type_.name for type_ in self.types.items if type_.id == id_), id_)
 
     @property
@@ -63,12 +63,12 @@ class OwnObjects(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def partition_name(self, id_: str | None) -> str:
-        """The name of a logical partition; its id where it is not listed, empty for none."""
+        """The name of a logical partition, or its id if it is not listed. Empty for None."""
         return next((found.name for found in self.partitions.items if found.id == id_), id_ or "")
 
 
 async def objects_of(client: AsyncClient) -> OwnObjects:
-    """The objects of the tenant whose client this is. Raises the errors of the client."""
+    """The objects of the tenant that this client acts for. Raises the errors of the client."""
     return OwnObjects(
         sites=await _first(client, operations.get_all_site()),
         types=await _first(client, operations.get_all_instance_type(order_by=NAMES)),
@@ -87,7 +87,7 @@ async def _first(client: AsyncClient, listed: PagedCall[T]) -> Listed[T]:
 
 
 def status_text(instance: models.Instance) -> str:
-    """The status of an instance; unknown since a time where the fabric has not confirmed it."""
+    """The status of an instance, or since when it is unknown if the fabric has not confirmed it."""
     if instance.unknown_since is None:
         return instance.status
     return f"unknown since {instance.unknown_since:%H:%M:%S} UTC"

@@ -3,10 +3,10 @@
 `Trend` counts the maps of the history (`history`) as the summary of the page counts the present: as the
 viewer's part of the site, rack by rack, and only racks that changed. At most 120 maps are counted, the
 first of each span of time. The spans are ten seconds times a power of two and begin at multiples of
-themselves, so that a later request counts only what is new.
+their length, so that a later request counts only the new maps.
 
 `trend_charts` makes step lines of the points: a number stays as it is until the next reading. A number that
-is unknown for some GPUs has a band from the lowest to the highest value that it may have. Where the site
+is unknown for some GPUs has a band from the lowest to the highest value that it may have. While the site
 was not read, the line is interrupted.
 """
 
@@ -27,7 +27,7 @@ from rackloom.web.serial_thread import SerialThread
 
 MOST_POINTS = 120
 WIDTH, HEIGHT, MARGIN = 300.0, 36.0, 2.0
-"""Of a chart, in its own units; above and below the lines there is a margin."""
+"""The size of a chart in its own units, and the margin above and below the lines."""
 
 
 class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,13 @@ class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
     problems: int
     health_unknown: int
     attention: int | None
-    """Findings that need attention; None: not examined, or hidden from the viewer."""
+    """Findings that need attention, or None if the site was not examined or they are hidden."""
     after_gap: bool = False
     """Whether the site was not read for some time before."""
 
 
 class Trend:
-    """The numbers of one kind of viewer; `org` None sees everything."""
+    """The numbers of one kind of viewer. If `org` is None, it sees everything."""
 
     def __init__(self, org: str | None) -> None:
         self._org = org
@@ -77,7 +77,7 @@ class Trend:
 
 
 def _with_gaps(points: Sequence[TrendPoint], gaps: Sequence[float]) -> Iterator[TrendPoint]:
-    """Points that know whether a gap ends between the previous point and them."""
+    """The points, each marked if a gap ends between the previous point and it."""
     for number, point in enumerate(points):
         since = points[number - 1].at if number else point.at
         after_gap = bisect_right(gaps, since) < bisect_right(gaps, point.at)
@@ -103,14 +103,14 @@ TRENDS_KEPT = 16
 
 
 class Trends:
-    """The trend of each organisation that has looked; None is that of operators."""
+    """The trend of each organisation that has looked, with None for operators."""
 
     def __init__(self) -> None:
         self._trends: OrderedDict[str | None, Trend] = OrderedDict()
         self._thread = SerialThread()
 
     async def follow(self, org: str | None, maps: Sequence[SiteMap]) -> tuple[TrendPoint, ...]:
-        """The points of some maps for a viewer; one viewer at a time."""
+        """The points of some maps for a viewer, one viewer at a time."""
         return await self._thread.run(self._follow, org, maps)
 
     def _follow(self, org: str | None, maps: Sequence[SiteMap]) -> tuple[TrendPoint, ...]:
@@ -126,15 +126,15 @@ class TrendChart(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     words: str
-    """What the chart shows, for those who do not see it."""
+    """The content of the chart, for screen readers."""
     line: str
     band: str
-    """The area between the lowest and the highest value that is possible; empty: all is known."""
+    """The area between the lowest and the highest possible value. Empty if everything is known."""
     tone: str = ""
 
 
 def trend_charts(points: Sequence[TrendPoint], *, operator: bool) -> tuple[TrendChart, ...]:
-    """The charts of some points; `operator`: of the whole site, else of a tenant's own GPUs."""
+    """The charts of some points: of the whole site for an operator, else of a tenant's own GPUs."""
     used = _chart(
         "GPUs in use" if operator else "Your GPUs used by pods",
         points,

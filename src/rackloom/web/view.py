@@ -1,11 +1,11 @@
-"""What the address of a page says: the colours, their filter, the racks that are opened, and the chosen GPU.
+"""The content of a page's address: the colours, their filter, the opened racks, and the chosen GPU.
 
 Every state of the page that a viewer may want to share is in its address, so that a view is a link:
 `/?by=tenant&rack=rack-07&gpu=r0123456789ab-3-1`. Racks are named as people name them. A GPU is named by the
 id of its element on the page, and its rack is opened too. Any other name of a GPU leads to that address:
-`/?gpu=rack-07/slot-2/gpu-1`. What an address asks for need not exist.
+`/?gpu=rack-07/slot-2/gpu-1`. An address may name objects that do not exist.
 
-The path says which time is shown: `/` is the present, and `/map/at/2026-11-26T14:05:00Z` is the site as it
+The path states which time is shown: `/` is the present, and `/map/at/2026-11-26T14:05:00Z` is the site as it
 was. All links are relative to the path (`?by=tenant`), so that a link of a page leads to the same time.
 """
 
@@ -24,22 +24,22 @@ from rackloom.web.model import rack_id
 from rackloom.web.racks import GpuAddress
 
 WHOLE_RACKS = 8
-"""A site of so many racks is drawn whole; of a larger one, racks are drawn when they are opened."""
+"""The most racks of a site that is drawn whole. On a larger site, only opened racks are drawn whole."""
 MAX_OPENED = 8
 """Racks that one address may open."""
 _GPU_ID = re.compile(r"(r[0-9a-f]{12})-([0-9]{1,4})-([0-9]{1,4})")
 
 
 class PageView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one page shows."""
+    """The content of one page."""
 
     mode: ColourMode
     racks: tuple[str, ...] = ()
     """Names of the racks that are opened."""
     gpu: str = ""
-    """Id of the chosen GPU; empty: none is chosen."""
+    """Id of the chosen GPU. Empty if none is chosen."""
     only: str = ""
-    """Mark of the entry of the legend that keeps its colours; empty: all do."""
+    """Mark of the entry of the legend that keeps its colours. Empty if all do."""
 
     @property
     def opened(self) -> frozenset[str]:
@@ -48,9 +48,9 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(map(rack_id, self.racks)) | ({chosen[0]} if chosen is not None else set())
 
     def query(self, mode: ColourMode | None = None) -> str:
-        """The address of this view, from the `?` on; in the colours of another mode if one is given.
+        """The address of this view, from the `?` on, in the colours of another mode if one is given.
 
-        Other colours have another legend, so that they keep no filter.
+        Other colours have another legend, so they keep no filter.
         """
         racks = [("rack", name) for name in self.racks]
         gpu = [("gpu", self.gpu)] if self.gpu else []
@@ -58,7 +58,7 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
         return "?" + urlencode([("by", mode or self.mode), *racks, *gpu, *only])
 
     def with_rack_of_gpu(self, names: Mapping[str, str]) -> "PageView":
-        """The view that names the rack of the chosen GPU too; `names` are those of all racks by id."""
+        """The view that names the rack of the chosen GPU too. `names` are those of all racks by id."""
         chosen = gpu_address(self.gpu)
         name = None if chosen is None else names.get(chosen[0])
         if name is None or name in self.racks:
@@ -67,7 +67,7 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unchosen(self) -> "PageView":
-        """The view without a chosen GPU; its rack stays open."""
+        """The view without a chosen GPU. Its rack stays open."""
         return msgspec.structs.replace(self, gpu="")
 
     @property
@@ -84,7 +84,7 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page_view(asked: QueryParams, racks: int) -> PageView:
-    """The view that an address asks for, of a site with so many racks."""
+    """The view that an address names, on a site with this number of racks."""
     by, gpu, only = asked.get("by"), asked.get("gpu", ""), asked.get("only", "")
     usual = ColourMode.PARTITION if racks <= WHOLE_RACKS else ColourMode.USE
     return PageView(
@@ -98,11 +98,11 @@ def page_view(asked: QueryParams, racks: int) -> PageView:
 _PRESENT, _BELOW = "/", "/map"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _TIMES = (_TIME, "%Y-%m-%dT%H:%MZ", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M")
-"""Times in an address, in UTC; a browser's form for a time leaves out the Z."""
+"""Times in an address, in UTC. A browser's form for a time leaves out the Z."""
 
 
 def time_of_address(text: str) -> float | None:
-    """The time that an address names, in seconds since the epoch; None: it names none."""
+    """The time that an address names, in seconds since the epoch, or None if it names none."""
     for form in _TIMES:
         with suppress(ValueError):
             return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
@@ -110,7 +110,7 @@ def time_of_address(text: str) -> float | None:
 
 
 def page_path(at: float | None = None) -> str:
-    """The path of the page that shows the site as it was, to the second; None: as it is."""
+    """The path of the page that shows the site at a time, to the second, or the present for None."""
     return _PRESENT if at is None else path_below(at)
 
 
@@ -120,7 +120,7 @@ def path_below(at: float | None = None) -> str:
 
 
 def gpu_address(id_: str) -> GpuAddress | None:
-    """The GPU that the id of a page element names; None: it names none."""
+    """The GPU that the id of a page element names, or None if it names none."""
     found = _GPU_ID.fullmatch(id_)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
 

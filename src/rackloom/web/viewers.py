@@ -1,6 +1,6 @@
-"""Who looks: the session of a browser is an organisation and its bearer token, in one cookie.
+"""The viewer: the session of a browser is an organisation and its bearer token, in one cookie.
 
-The token is taken once, at the login page, and kept where scripts cannot read it. The server remembers
+The token is taken once, at the login page, and kept where scripts cannot read it. The server stores
 nothing: the token is verified at every request, and the session ends with it.
 """
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 COOKIE = "rackloom-map"
 _ORG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TOKEN = re.compile(r"[A-Za-z0-9_.=-]{1,3800}")
-"""The characters of a signed token; the length is what browsers keep in a cookie."""
+"""The characters of a signed token, up to the length that browsers keep in a cookie."""
 
 
 class Viewer(msgspec.Struct, frozen=True):
@@ -24,22 +24,22 @@ class Viewer(msgspec.Struct, frozen=True):
     subject: str
     """The person or service that the token names."""
     operator: bool
-    """Whether the viewer sees the whole site; else only what belongs to the organisation."""
+    """Whether the viewer sees the whole site, not only the part of its organisation."""
     expires: float
     """When the token expires, in seconds since the epoch."""
 
     @property
     def name(self) -> tuple[str, str]:
-        """Who this is, whichever tokens it has."""
+        """The identity of the viewer, whichever token it has."""
         return self.org, self.subject
 
 
 Authenticator = Callable[[str, str], Awaitable[Viewer | None]]
-"""Verifies a token for an organisation; None: rejected."""
+"""Verifies a token for an organisation. The result is None if it is rejected."""
 
 
 class Session(msgspec.Struct, frozen=True):
-    """What the cookie of a browser holds; empty without one."""
+    """The content of the cookie of a browser. Empty if it has none."""
 
     org: str
     token: str
@@ -72,7 +72,7 @@ async def verify_session(authenticate: Authenticator, session: Session) -> Viewe
 
 
 def keep_session(answer: Response, session: Session, seconds: float, scheme: str) -> Response:
-    """An answer that has the browser keep a session for so long."""
+    """An answer that makes the browser keep a session for `seconds`."""
     answer.set_cookie(
         COOKIE,
         f"{session.org}:{session.token}",
@@ -85,6 +85,6 @@ def keep_session(answer: Response, session: Session, seconds: float, scheme: str
 
 
 def end_session(answer: Response) -> Response:
-    """An answer that has the browser forget its session."""
+    """An answer that makes the browser forget its session."""
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer
