@@ -6,11 +6,11 @@ takes a list of devices that was fixed before the search, completely or not at a
 generators on an explicit stack, so depth does not depend on Python's recursion limit. `proceed` is
 called before every step and bounds the search.
 
-The answer, including errors, is that of upstream's exhaustive search. What differs is how soon a search
-without hope ends. After some dead ends it creates `PruningBounds`, which then
+The answer, including errors, is that of upstream's exhaustive search, but a search without hope ends
+sooner. After some dead ends it creates `PruningBounds`, which then
 
-- refuses a branch when a count in `bounds` shows that it has no answer;
-- remembers states that failed (nogoods), with symmetric groups counted by kind, and refuses them again;
+- refuses a branch when a count in `bounds` shows that it has no answer,
+- remembers states that failed (nogoods), with symmetric groups counted by kind, and refuses them again,
 - skips a device that is interchangeable with one that already failed at this level.
 
 Errors need care. An expression may fail on some device, and that counts only when the search reaches it.
@@ -34,7 +34,7 @@ from rackloom.core.allocate.symmetry import DeviceSymmetry
 
 
 SearchPosition = tuple[int, ...]
-"""Where the search stands: request, and within it alternative, devices picked, next position."""
+"""The position of the search: request, and within it alternative, devices picked, next position."""
 
 
 class PruningBounds:
@@ -95,7 +95,7 @@ class PruningBounds:
         need = self._problem.devices_needed
         options = [((ask, need(ask), 0) for ask in choice) for choice in self._plan[index : self._horizon]]
         open_requests = [*([(current,)] if current else []), *map(tuple, options)]
-        # Admin access ignores use: such a request competes with nobody.
+        # Admin access ignores use: such a request does not compete with others.
         self._may_be_hopeless = not self._relaxation.possible(
             [choice for choice in open_requests if not any(ask.admin for ask, _, _ in choice)]
         )
@@ -136,8 +136,8 @@ class PruningBounds:
         )
 
     def _group(self, index: int, group: int, start: int) -> Hashable:
-        """The condition of a group: its kind, what was done to its devices, and which of them come later."""
-        # Conditions change with every entry and undo; in between, many points ask for the same ones.
+        """The condition of a group: its kind, the changes to its devices, and which of them come later."""
+        # Conditions change with every entry and undo. In between, many points need the same ones.
         if self._version != self._ledger.version:
             self._version = self._ledger.version
             self._conditions.clear()
@@ -152,7 +152,7 @@ class PruningBounds:
             (symmetry.shape[member], mark(self._problem.candidates[member]), member >= start)
             for member in symmetry.members[group]
         )
-        # A constraint that covers no later request no longer matters, whatever values it has.
+        # A constraint that covers no later request no longer matters, so its values are left out.
         values = tuple(
             symmetry.ranks_of(group, number, constraint.values_so_far())
             for number, constraint in enumerate(self._constraints)
@@ -180,7 +180,7 @@ class FirstFitSearch:
         proceed: Callable[[], bool],
         plan: Sequence[Alternatives] | None = None,
     ) -> None:
-        """`plan` is a part of the problem's requests; all of them, if not given."""
+        """`plan` is a part of the problem's requests. The default is all of them."""
         self._problem = problem
         self._plan = problem.plan if plan is None else plan
         self._ledger = problem.ledger
@@ -213,7 +213,7 @@ class FirstFitSearch:
 
     @property
     def answer(self) -> FoundAnswer:
-        """What was found, once `run` returned True."""
+        """The answer, once `run` returned True."""
         return FoundAnswer(tuple(self.chosen), tuple(self._ledger.entries), self.steps)
 
     def _look_ahead(self) -> bool:
@@ -293,7 +293,7 @@ class FirstFitSearch:
         self._failed(point)
 
     def _mark(self, index: int, candidate: CandidateDevice) -> Hashable:
-        """What failed with a device fails with every device of the same mark."""
+        """The mark of a device. A step that failed with it fails with every device of the same mark."""
         return candidate if self._bounds is None else self._bounds.mark(index, candidate)
 
     def _failed(self, point: tuple[int, ...]) -> None:
