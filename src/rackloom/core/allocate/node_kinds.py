@@ -40,7 +40,7 @@ class DeviceReads(NamedTuple):
     """The parts of a device that claims read, beside those that the allocator reads of every device."""
 
     attributes: frozenset[QualifiedName] | None
-    """None: any of them."""
+    """None if any of them may be read."""
     capacities: frozenset[QualifiedName] | None
     amounts: bool
     """Whether claims request capacity. Such a request looks at all capacities of the device."""
@@ -125,12 +125,12 @@ class NodeKinds:
         self._of_node: dict[int, int] = {}
         self._names: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {}
         self.device_kinds: list[tuple[int, ...]] = []
-        """Of each kind of node, the kinds of its devices by position."""
+        """The kinds of devices of each kind of node, by position."""
         self.malformed: set[int] = set()
         """The kinds of nodes with a device or a counter that cannot be read."""
 
         self.views = 0
-        """How many views of the fleet use them."""
+        """The number of views of the fleet that use them."""
         self.counted = 0
         """The size that the fleet has counted."""
 

@@ -71,7 +71,7 @@ def template_of_slices(slices: Iterable[ResourceSlice], node: str, group: str) -
         devices = tuple(_template_device(device, names) for device in spec.devices)
         name = group if spec.pool.name == node else f"{group}-{spec.pool.name}"
         pool = replace(spec.pool, name=name)
-        # The API server's ending of the name stays: by it several slices of a driver differ.
+        # The API server's suffix of the name stays: it distinguishes the slices of a driver.
         ending = slice_.metadata.name.rpartition("-")[2]
         template = ResourceSlice(
             metadata=ObjectMeta(name=f"{group}-{spec.driver}-{ending}"),

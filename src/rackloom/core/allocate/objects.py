@@ -37,7 +37,7 @@ def readable(objects: Iterable[Mapping[str, Any]], kind: type[V]) -> Iterator[V]
 def convert_object(obj: Mapping[str, Any], kind: type[V]) -> V:
     """The value of an object. Raises `msgspec.ValidationError`.
 
-    A null field is one that is absent, as to Kubernetes: servers write some empty lists so.
+    A null field counts as absent, as in Kubernetes: servers write some empty lists as null.
     """
     try:
         return msgspec.convert(obj, kind)
@@ -128,7 +128,7 @@ class CapacityRequestPolicy(ApiValue, frozen=True, kw_only=True):
 
 
 class DeviceCapacity(ApiValue, frozen=True, kw_only=True):
-    """How much of something a device has."""
+    """The amount of a capacity that a device has."""
 
     value: Amount
     request_policy: CapacityRequestPolicy | None = None

@@ -80,7 +80,7 @@ class NodeOccupancy:
         self._levels: dict[PoolKey, CounterLevels] = {}
 
     def key(self) -> Hashable:
-        """Equal where the same positions are used the same way."""
+        """Equal if the same positions are used the same way."""
         if self._key is None:
             shared = frozenset(self._shares.items()), frozenset(self._taken.items())
             self._key = (self.dedicated, *shared) if self._shares else self.dedicated
@@ -168,7 +168,7 @@ class NodeOccupancy:
         if not self._levels:
             return
         if at >= len(self._devices.candidates):
-            # A device of another node: which pools it draws from is for the next question to find out.
+            # A device of another node: the next call of `counters` finds the pools that it draws from.
             self._levels.clear()
             return
         candidate = self._devices.candidates[at]
@@ -192,7 +192,7 @@ class NodeOccupancy:
                 del self._taken[key], self._takers[key]
         if not self._shares[at]:
             del self._shares[at]
-            # The last share takes everything along, also capacity that no result named again.
+            # The last share returns everything, also capacity that no result named again.
             for key in [key for key in self._taken if key[0] == at]:
                 del self._taken[key], self._takers[key]
 

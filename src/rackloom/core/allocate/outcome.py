@@ -69,7 +69,7 @@ class Cost(msgspec.Struct, frozen=True, order=True, kw_only=True):
 
 
 class Optimality(msgspec.Struct, frozen=True, kw_only=True):
-    """How good an answer of mode best is."""
+    """The quality of an answer of mode best."""
 
     cost: Cost
     proved: bool
@@ -87,10 +87,10 @@ class Optimality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultScope(StrEnum):
-    """Whom an error stops."""
+    """The scope of an error."""
 
     NODE = "node"
-    """This node only: others may still fit."""
+    """Only the node: others may still fit."""
     ATTEMPT = "attempt"
     """The pod, on every node, until something changes."""
 
@@ -104,7 +104,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Search steps that it took: a measure of work."""
     optimality: Optimality | None = None
-    """How good it is. Mode exact does not rank: None."""
+    """The quality of the answer. None in mode exact, which does not rank."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

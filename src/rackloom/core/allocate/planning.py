@@ -43,9 +43,9 @@ class AllocationFix(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     claims: tuple[ResourceClaim, ...]
-    """The claims as they would have to be."""
+    """The claims with the change."""
     state: InUse
-    """The state that the fix needs, for the pools that the node may reach."""
+    """The devices in use with the change, in the pools that the node may reach."""
 
 
 def nearest_fix(
@@ -59,7 +59,7 @@ def nearest_fix(
     proceed: Callable[[], bool] = unbounded,
     selectors: SelectorCache | None = None,
 ) -> AllocationFix | None:
-    """The smallest single change that helps, or None if there is none."""
+    """The first single change that helps, smallest first, or None if there is none."""
     kept = selectors or SelectorCache()
     for fix in _single_changes(slices, tuple(claims), _state_near(node, slices, state)):
         outcome = allocate(
@@ -97,7 +97,7 @@ def _single_changes(
 ) -> Iterator[AllocationFix]:
     for holder in dict.fromkeys(name for names in state.holders.values() for name in names):
         kept = frozenset(device for device in state.dedicated if holder not in state.holders.get(device, ()))
-        # A claim that holds only shares is left out: what its shares took is not known apart.
+        # A claim that holds only shares is left out: the amounts of its shares are not known separately.
         if kept != state.dedicated:
             text, freed = f"free the devices of claim {holder}", replace(state, dedicated=kept)
             yield AllocationFix(text=text, claims=claims, state=freed)
@@ -178,11 +178,11 @@ class PlacedClaim(msgspec.Struct, frozen=True, kw_only=True, tag="placed", tag_f
     node: str
     allocation: AllocationResult
     optimality: Optimality | None = None
-    """How good it is, in mode best."""
+    """The quality of the answer, in mode best."""
 
 
 class RefusedClaim(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="outcome"):
-    """A claim that no node can serve, with the accounts of every node."""
+    """A claim that no node can serve, with the explanation of every node."""
 
     claim: str
     reason: str

@@ -1,15 +1,15 @@
-"""Which devices a node can reach now: node selectors, and ResourceSlices gathered into pools.
+"""The devices that a node can reach now: node selectors, and ResourceSlices gathered into pools.
 
 `node_is_selected` evaluates `nodeName`, `allNodes` and `nodeSelector` as the scheduler does. All terms
-of a selector are read before any of them counts, because upstream refuses a malformed term even where
+of a selector are read before any of them counts, because upstream refuses a malformed term even if
 another one matches (`MalformedNodeSelector`).
 
 `gather_pools` applies upstream's rules in this order:
 
 1. Keep the slices that reach the node, and of each pool those of the newest generation.
 2. A pool is invalid if its slices disagree on `resourceSliceCount`.
-3. A pool of which the node sees only some slices is left out if a newer generation has replaced it on
-   other nodes. It is incomplete if slices are missing everywhere: its driver is still writing.
+3. If the node sees only some slices of a pool, the pool is left out if a newer generation has replaced it
+   on other nodes. It is incomplete if slices are missing everywhere: its driver is still writing.
 4. A pool is invalid unless its device names and counter set names are unique and the consumed counters
    exist.
 5. Order pools by driver and name. Pools with binding conditions come last, because they make a pod
@@ -45,7 +45,7 @@ _NAME_FIELD = "metadata.name"
 
 
 class MalformedNodeSelector(ValueError):
-    """A node selector that cannot be read: upstream gives up on the whole attempt."""
+    """A node selector that cannot be read. Upstream gives up on the whole attempt."""
 
 
 def node_is_selected(node: Node, by: Device | ResourceSliceSpec) -> bool:
@@ -60,7 +60,7 @@ def node_is_selected(node: Node, by: Device | ResourceSliceSpec) -> bool:
 def node_selector_matches(node: Node, selector: NodeSelector) -> bool:
     """Whether any term of the selector matches the node. Raises MalformedNodeSelector."""
     matches = False
-    # Read all terms: upstream refuses a malformed term even where another one matches. For the same reason
+    # Read all terms: upstream refuses a malformed term even if another one matches. For the same reason
     # each term is read to its end.
     for term in selector.node_selector_terms:
         holds = [_label_holds(node.metadata.labels, need) for need in term.match_expressions]
@@ -153,7 +153,7 @@ PoolKey = tuple[str, str]
 
 
 class PoolProblem(StrEnum):
-    """Why nothing is allocated from a pool."""
+    """The reason why nothing is allocated from a pool."""
 
     INCOMPLETE = "incomplete"
     """Slices are missing: the driver is still writing."""
@@ -350,7 +350,7 @@ def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> b
         return False
     if spec.node_name or spec.all_nodes or spec.node_selector is not None:
         return node_is_selected(node, spec)
-    # Devices select their nodes one by one: one that reaches the node is enough to see the slice.
+    # If devices select their nodes, one that reaches the node is enough to see the slice.
     return bool(spec.per_device_node_selection) and any(
         node_is_selected(node, device) for device in spec.devices
     )

@@ -76,7 +76,7 @@ class Quantity:
         return hash(_reduced(self.unscaled, self.scale))
 
     def compare(self, other: "Quantity") -> int:
-        """-1, 0 or 1 as this is less than, equal to or greater than `other`."""
+        """-1, 0 or 1 if this is less than, equal to or greater than `other`."""
         mine, theirs = self.unscaled, other.unscaled
         if self.scale != other.scale:
             mine, theirs, _ = _aligned(self, other)
@@ -111,7 +111,7 @@ class Quantity:
         return not self.unbounded and self.scale >= 0 and _INT64_MIN <= self._whole() <= _INT64_MAX
 
     def as_integer(self) -> int:
-        """The 64-bit integer this is. ValueError where `is_integer` is false."""
+        """The value as a 64-bit integer. Raises ValueError if `is_integer` is false."""
         if not self.is_integer():
             raise ValueError("cannot convert value to integer")
         return self._whole()
@@ -245,7 +245,7 @@ _CACHED = 4096
 
 @lru_cache(maxsize=_CACHED)
 def exact_value(amount: Amount) -> Fraction:
-    """The value of a quantity. Raises Stop for text that is none."""
+    """The value of a quantity. Raises AllocationStopped if the text is no quantity."""
     try:
         read = Quantity.parse(amount)
     except ValueError as error:

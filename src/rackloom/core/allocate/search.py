@@ -69,7 +69,7 @@ class PruningBounds:
         self._may_be_hopeless = True
 
     def mark(self, index: int, candidate: CandidateDevice) -> Hashable:
-        """Equal for devices of which, at this moment and for `plan[index:]`, one is as good as the other."""
+        """Equal for devices that are interchangeable at this moment and for `plan[index:]`."""
         if index < self._ordered_until:
             return candidate
         position = candidate.position
@@ -102,7 +102,7 @@ class PruningBounds:
         return self._may_be_hopeless
 
     def _may_fail(self, choice: Alternatives) -> bool:
-        """Whether an expression fails on some device, or mode All meets a constraint, an error too."""
+        """Whether the request may end in an error: a failing expression, or a constraint on mode All."""
         if self._all_may_fail(choice):
             return True
         for ask in choice:
@@ -124,7 +124,7 @@ class PruningBounds:
         return any(ask.everything and self._ledger.constraints(ask) for ask in choice)
 
     def _state(self, point: SearchPosition) -> Hashable:
-        """All that the future depends on: how many groups of each kind are in which condition."""
+        """The state that later steps depend on: the number of groups of each kind in each condition."""
         # Groups of one kind are copies of each other, so their number counts and not their names. Device
         # order matters only through `start`, below which the current request takes no more devices.
         index, start = point[0], point[3] if len(point) > 1 else 0
@@ -165,7 +165,7 @@ class PruningBounds:
 
 
 _DEAD_ENDS = 40
-"""So many dead ends cost about as much as the bounds."""
+"""This number of dead ends costs about as much as the bounds."""
 
 Frame = Iterator["Frame | None"]
 """A level of the search: yields the level below once per way to go on, or None when all is chosen."""
@@ -191,7 +191,7 @@ class FirstFitSearch:
         self.steps = 0
 
     def run(self) -> bool:
-        """Whether all can be had. Raises AllocationStopped for an error, and when `proceed` returns False."""
+        """Whether all can be met. Raises AllocationStopped on an error, or if `proceed` returns False."""
         # Each frame yields the level below it once per way to go on. Exhausting a frame is backtracking:
         # the frame undoes its own entries before it ends, so the ledger always holds the current path.
         stack = [self._choose(0)]

@@ -142,7 +142,7 @@ class OpenNodes:
         self._frontier = number
 
     def close_first(self) -> None:
-        """The first open node cannot serve."""
+        """Note that the first open node cannot serve."""
         self._state[heapq.heappop(self._heap)] = _CLOSED
 
 
@@ -156,12 +156,12 @@ _ANSWERS_KEPT = 1024
 _REFUSALS_KEPT = 64
 """Refusals that took no search. Nodes of few kinds refuse in few conditions."""
 _VIEW_BYTES, _ANSWER_BYTES, _LIMITS_BYTES = 8000, 900, 400
-"""Of a view its requests and its key, of an answer its condition and devices. Measured, rounded up."""
+"""A view's requests and key, an answer's condition and devices, and limits. Measured, rounded up."""
 _UNKNOWN, _SUITS, _UNSUITED, _FAILS = 0, 1, 2, 3
 REFUSED = Refusal(node="", steps=0)
-"""A refusal that no search was needed for."""
+"""A refusal that needed no search."""
 _Slack = tuple[tuple[str, Fraction], ...]
-"""Of each capacity, how much others may have taken at most."""
+"""The most that others may have taken of each capacity."""
 _STEPS_BESIDE = 3
 """Steps of a search for one request beside those that take a device each."""
 
@@ -213,13 +213,13 @@ class SpecView:
         self._answers: dict[Hashable, NodeAnswer] = {}
         self._refused: dict[Hashable, NodeAnswer] = {}
         self.conflicts: dict[Hashable, tuple[int, ...]] = {}
-        """Of kinds of nodes with certain positions in use, the requests that exclude each other."""
+        """The requests that exclude each other on kinds of nodes with certain positions in use."""
         self._marks = [bytearray() for _ in self._first_asks]
         self._limits: dict[tuple[int, int], _Limits] = {}
         # If there is no other request, the first devices that fit, in order, are the answer of the search.
         alone = self._first_asks[0] if len(plan) == 1 and self._first_asks else None
         self._is_plain = alone is not None and not constrained and alone.count <= MAX_RESULTS
-        # To derive an attribute of the first devices may fail, though there are too few of them.
+        # Deriving an attribute of the first devices may fail, even if there are too few of them.
         self._may_stop = constrained and any(ask.derived for ask in self._first_asks)
 
         self.counted = 0

@@ -95,7 +95,7 @@ class DeviceSymmetry:
         return list(found.values())
 
     def ranks_of(self, group: int, constraint: int, values: Iterable[Hashable]) -> frozenset[int]:
-        """Those of a constraint's values that tie the group, as ranks."""
+        """The values of a constraint that tie the group, as ranks."""
         links = (("value", constraint, value) for value in values)
         return frozenset(self.ranks[group][link] for link in links if link in self.ranks[group])
 

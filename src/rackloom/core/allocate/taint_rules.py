@@ -95,7 +95,7 @@ def with_taint_rules(
             added = tuple(rule.spec.taint for rule in selecting)
             if added:
                 devices[at] = replace(device, taints=(*device.taints, *added))
-        # The same object where nothing changed: whoever compares with the last reading sees no difference.
+        # Keep the object if nothing changed: a comparison with the last reading then sees no difference.
         if any(after is not before for after, before in zip(devices, spec.devices, strict=True)):
             found[number] = replace(resource_slice, spec=replace(spec, devices=tuple(devices)))
     return tuple(found)

@@ -24,7 +24,7 @@ from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, 
 
 
 class DeviceSupply(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices of a cluster, and which of them claims have."""
+    """The devices of a cluster, and those that claims hold."""
 
     nodes: tuple[Node, ...]
     classes: tuple[DeviceClass, ...]

@@ -59,7 +59,7 @@ class WrittenDevices:
         return [(slice_.spec.driver, slice_.spec.devices) for slice_ in slices]
 
     def forget(self, number: int) -> None:
-        """The devices of a node changed."""
+        """Note that the devices of a node changed."""
         self._state[number] = _UNREAD
 
 

@@ -1,9 +1,9 @@
-"""The price of every call, before any device is known and at run time, by upstream's tables.
+"""The cost of every call, estimated without a device and charged at run time, by upstream's tables.
 
 Upstream has two tables: the estimate, by which the API server admits an expression, and the charge, which
 counts against the limit of one evaluation. `CALL_COSTS` has both of a function side by side. Mostly they
 are one formula over the sizes of the operands (`_by_sizes`): the estimate applies it to ranges of sizes,
-the charge to exact ones. Where upstream's tables differ, the rule has two functions.
+the charge to exact ones. If upstream's tables differ, the rule has two functions.
 
 A `CostRange` is a pair of unsigned 64-bit numbers. Addition, multiplication and scaling saturate, as
 upstream has it, except where upstream itself wraps (`_wrapped`). Sizes of unknown origin reach up to
@@ -330,7 +330,7 @@ def _replaced_size(of: Operands) -> CostRange:
 
 
 def _replacements(text: int, old: int, everywhere: bool, no_gain: bool) -> tuple[int, int]:
-    """How often something is replaced, and how much of the text stays, for one end of the range."""
+    """The number of replacements, and the size of the remaining text, for one end of the range."""
     if everywhere:
         return min(text + 1, UINT64_MAX), text
     if no_gain:

@@ -428,7 +428,7 @@ def is_primitive(value: Any) -> bool:
 
 
 def same_primitive(value: Any, member: Any) -> bool:
-    """Membership in such a set: by type and value, and across numeric types where no digit is lost."""
+    """Membership in such a set: by type and value, and across numeric types if no digit is lost."""
     if type(value) is bool or type(member) is bool:
         return value is member
     return is_primitive(value) and bool(value == member)

@@ -35,7 +35,7 @@ _FIELDS: dict[type, tuple[str, str]] = {
     str: ("string", "strings"),
     SemanticVersion: ("version", "versions"),
 }
-"""Of each type of a value, the fields of an attribute for one of it and for a list."""
+"""The fields of an attribute for each type: one for a single value and one for a list."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,7 +65,7 @@ class FieldValues(dict[str, Any]):
         return domain == self._driver and "/" not in identifier and identifier in self._raw
 
     def value_or(self, key: str, default: Any) -> Any:
-        """The value under `domain/identifier`, or the default where there is none."""
+        """The value under `domain/identifier`, or the default if there is none."""
         try:
             return self[key]
         except KeyError:
@@ -130,7 +130,7 @@ class DeviceView:
     ) -> "DeviceView":
         """A view from API JSON values: `{"numa": {"int": 0}}` and `{"memory": "80Gi"}`.
 
-        Names without a domain get the driver as theirs.
+        Names without a domain get the driver's domain.
         """
         read = {name: _attribute_of(wrapped) for name, wrapped in attributes.items()}
         return cls(driver, read, capacity, allow_multiple_allocations)
@@ -170,7 +170,7 @@ def _attribute_of(wrapped: Mapping[str, Any]) -> DeviceAttribute:
 def _problem_of(
     attributes: Mapping[str, DeviceAttribute], capacity: Mapping[str, Amount | DeviceCapacity]
 ) -> str | None:
-    """Why the device is malformed: an attribute without a value, or a text that is no version or quantity."""
+    """The reason why the device is malformed: a missing value, or a text that is no version or quantity."""
     for name, attribute in attributes.items():
         if (
             attribute.string is None and attribute.int_ is None and attribute.bool_ is None

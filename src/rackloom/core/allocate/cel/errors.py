@@ -8,7 +8,7 @@ KEY_HINT = "consider .? with orValue, or has(), for attributes that a device may
 
 
 class CompileError(ValueError):
-    """The expression is refused before any device is looked at.
+    """The expression is refused before it runs on any device.
 
     `line` and `column` count from 1. `hint` gives the replacement, if one is known.
     """

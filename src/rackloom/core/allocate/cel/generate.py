@@ -121,7 +121,7 @@ class _PythonWriter:
         return f"t{self.locals}"
 
     def constant(self, node: CelNode) -> Any:
-        """The value of a node that no device changes, or NOT_CONSTANT."""
+        """The value of a node if it is the same for every device, or NOT_CONSTANT."""
         value = check.constant_value(node, self.checked)
         if value is check.NOT_CONSTANT and isinstance(node, Call) and node.function in _PURE_LITERALS:
             args = tuple(map(self.constant, node.operands))
@@ -251,7 +251,7 @@ class _PythonWriter:
                 (Call(function="_?._" | "_[?_]", args=(operand, Const(value=str(key)))), other),
             ):
                 fields, domain = self.domain(operand, scope)
-                # Only a constant may be computed where the value is there: it raises no error.
+                # The default is computed even if the value is present. A constant raises no error then.
                 if self.constant(other) is check.NOT_CONSTANT:
                     raise NotCompilable
                 return f"{fields}.value_or({f'{domain}/{key}'!r}, {self.value(other, scope)})"
@@ -324,7 +324,7 @@ class _PythonWriter:
         return f"{arg}.__class__ in {self.name(classes)}"
 
     def compared(self, first: CelNode, second: CelNode, scope: Scope, operator: str, general: str) -> str:
-        """Compare directly where one side is a literal and the other turns out to be of its class."""
+        """Compare directly if one side is a literal and the other turns out to be of its class."""
         for position, side in enumerate((first, second)):
             known = self.constant(side)
             if type(known) in _COMPARED:

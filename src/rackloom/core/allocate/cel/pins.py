@@ -20,7 +20,7 @@ _SCALARS = (str, int, bool)
 
 
 class PinnedName(NamedTuple):
-    """The attribute of a pin, and which devices it does not matter for."""
+    """The attribute of a pin, and the devices that are refused in any case."""
 
     domain: str
     identifier: str

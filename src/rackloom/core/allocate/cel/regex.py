@@ -43,7 +43,7 @@ _GO_MESSAGES = {
 
 
 class Regex:
-    """A compiled pattern. ValueError where Go refuses it, with Go's message."""
+    """A compiled pattern. Raises ValueError with Go's message if Go refuses it."""
 
     __slots__ = ("_compiled",)
 
@@ -88,7 +88,7 @@ class Regex:
 
 @functools.lru_cache(maxsize=1024)
 def compiled_regex(pattern: str) -> Regex:
-    """The pattern, ready to run. ValueError where Go would refuse it."""
+    """The pattern, ready to run. Raises ValueError if Go would refuse it."""
     return Regex(pattern)
 
 
@@ -135,7 +135,7 @@ _COMPOUND_CLASSES = {
     "Cn": ("^", _ASSIGNED),
     "Lc": ("", r"\p{Lu}\p{Ll}\p{Lt}"),
 }
-"""Classes that Go has and RE2 has not, as sign and content of a set."""
+"""Classes of Go that RE2 lacks, as sign and content of a set."""
 
 
 def _rewritten(token: re.Match[str]) -> str:

@@ -62,7 +62,7 @@ class LazyValue:
         self.value: Any = None
 
     def read(self, frame: EvaluationFrame) -> Any:
-        """The value, or the error that computing it came to."""
+        """The value, or the error from computing it."""
         if not self.done:
             inner, frame.scope = frame.scope, self.scope
             self.value = self.code(frame)

@@ -156,7 +156,7 @@ class Timestamp(msgspec.Struct, frozen=True, order=True):
 
 
 class TypeName(msgspec.Struct, frozen=True):
-    """A type as a value: what `type(x)` gives."""
+    """A type as a value: the result of `type(x)`."""
 
     name: str
 
@@ -263,7 +263,7 @@ def compare_strictly(kind: type) -> None:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Equality where a comparison that fails counts as a difference: `!=`, membership, sets."""
+    """Equality for `!=`, membership and sets. A comparison that fails counts as a difference."""
     try:
         return equal(first, second)
     except EvaluationError:

@@ -73,7 +73,7 @@ def request_findings(ask: RequestSpec, context: LintContext, path: FieldPath) ->
         )
     if not context.given:
         return
-    # A broken selector matches nothing, however many devices there are.
+    # A broken selector matches nothing, so the count is not checked.
     if clean and ask.allocation_mode == "ExactCount":
         matching = {device.id for device in met}
         counts = (sum(device.id in matching for device in kind.devices) for kind in context.hardware.kinds)
@@ -144,7 +144,7 @@ def _requests_covered(claim: ResourceClaim, device_constraint: DeviceConstraint)
 def _unpublished_findings(
     claim: ResourceClaim, device_constraint: DeviceConstraint, context: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
-    """A device without the attribute breaks the constraint: where all lack it, the claim is lost."""
+    """A device without the attribute breaks the constraint. If all lack it, the claim is lost."""
     name = device_constraint.match_attribute or device_constraint.distinct_attribute or ""
     for request in _requests_covered(claim, device_constraint):
         met: list[CandidateDevice] = []
@@ -192,7 +192,7 @@ def _without_constraint(claim: ResourceClaim, number: int) -> ResourceClaim:
 
 
 def _without_selectors(claim: ResourceClaim) -> ResourceClaim:
-    """The claim without selectors, which name one machine where others are looked at."""
+    """The claim without its selectors, which name one machine while others are tried."""
     requests = [
         msgspec.structs.replace(request, exactly=msgspec.structs.replace(request.exactly, selectors=()))
         if request.exactly is not None

@@ -60,7 +60,7 @@ class LintRule(StrEnum):
 
     DOES_NOT_COMPILE = "does-not-compile"
     CONSTANT = "constant"
-    """A selector that is true for every device, or false for every device."""
+    """A selector that has the same truth value for every device."""
     MATCHES_NOTHING = "matches-nothing"
     UNKNOWN_CLASS = "unknown-class"
     UNPUBLISHED = "unpublished-attribute"
@@ -174,7 +174,7 @@ def lint_context(
 
 
 def compiled_or_none(expression: str) -> compiler.Program | None:
-    """The program, or None for one that does not compile."""
+    """The program, or None if it does not compile."""
     try:
         return compiler.compile_selector(expression)
     except errors.CompileError:
@@ -188,7 +188,7 @@ AnyProgram = compiler.Program | derived.DerivedProgram
 def selector_answer(
     program: AnyProgram, device: CandidateDevice
 ) -> bool | DeviceAttribute | errors.EvaluationError:
-    """The answer of an expression for a device, or why there is none."""
+    """The answer of an expression for a device, or the reason why there is none."""
     try:
         if isinstance(program, derived.DerivedProgram):
             return program.evaluate(device.view)
@@ -354,7 +354,7 @@ class _SelectorLint:
         if unchecked:
             yield from unchecked
             return
-        # Without nodes, it is known of well-known domains only whether any device has an attribute.
+        # Without nodes, only well-known domains show whether any device has an attribute.
         lacking = [
             name
             for name in attributes_read(self.program)

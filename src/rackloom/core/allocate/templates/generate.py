@@ -4,7 +4,7 @@ For each node type, most frequent first, until one succeeds:
 
 1. Choose the pairs of GPU and NIC requests (`layout`).
 2. Write a selector for the devices of each request: the fewest shared traits that select just them,
-   else a list of identifiers. Attributes are read through `.?` with a default, so that a device without
+   or else a list of identifiers. Attributes are read through `.?` with a default, so that a device without
    the attribute is left out and is not an error, which would stop the pod on every node.
 3. If an attribute has one value per affinity group, use matchAttribute instead of naming devices.
 4. Allocate the template on a fresh node of every type. Each type that serves it must keep the
@@ -69,7 +69,7 @@ class ChosenSelector:
     """How a set of devices is distinguished from the others."""
 
     expression: str | None
-    """None: all devices of the class will do."""
+    """None if all devices of the class will do."""
     by: tuple[str, ...]
     """The attributes that it reads."""
 
@@ -295,7 +295,7 @@ class TemplateVerification:
 def verify_template(
     stock: HardwareInventory, hardware: NodeType, asked: TemplateRequest, template: ResourceClaimTemplate
 ) -> TemplateVerification:
-    """Refused unless nodes of `hardware` serve the template, and every node that does keeps the alignment."""
+    """Raises Refused unless nodes of `hardware` serve the template, and all of these keep the alignment."""
     claim = ResourceClaim(metadata=template.metadata, spec=template.spec.spec)
     serving: list[tuple[NodeType, DevicePair]] = []
     rails: set[tuple[int, ...]] = set()

@@ -64,7 +64,7 @@ def scalar_attribute(device: CandidateDevice, name: str) -> Scalar | None:
 
 
 def first_string_attribute(device: CandidateDevice, names: tuple[str, ...]) -> str | None:
-    """The first of the named attributes that is a text."""
+    """The first of the named attributes with a string value."""
     return next((value for name in names if isinstance(value := scalar_attribute(device, name), str)), None)
 
 
@@ -238,7 +238,7 @@ def inventory_of_slices(
 ) -> HardwareInventory:
     """The nodes that `slices` name, with all devices free.
 
-    Of devices that `machine` has at the same address, its knowledge of the topology is used.
+    If `machine` has a device at the same address, its topology is used for that device.
     """
     index = SliceIndex(slices)
     named = [name for slice_ in slices for name in _node_names(slice_)]

@@ -51,7 +51,7 @@ class Align(StrEnum):
 
 
 class TemplateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a claim and how its devices are to be aligned."""
+    """The counts and the alignment of a claim's devices."""
 
     gpus: int
     nics: int
@@ -87,7 +87,7 @@ class TemplateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_servable(asked: TemplateRequest) -> None:
-    """Refused where no machine could serve the request."""
+    """Raises Refused if no machine could serve the request."""
     if asked.gpus < 1 or asked.nics < 1:
         raise Refused("a claim with alignment has GPUs and NICs", nearest_fix="ask for at least one of each")
     if asked.gpus + asked.nics > MAX_DEVICES:
@@ -129,7 +129,7 @@ def affinity_groups(hardware: NodeType, align: Align) -> tuple[AffinityGroup, ..
 
 
 def nics_by_rail(hardware: NodeType) -> tuple[int, ...]:
-    """NICs by rail: data NICs in the order of their PCI addresses, else of their RDMA or interface names.
+    """NICs by rail: data NICs in the order of their PCI addresses, or else of their RDMA or interface names.
 
     Machines of one kind are wired alike, so the same position is the same rail on each of them.
     """
@@ -234,7 +234,7 @@ class RequestPair:
 
 
 def request_pairs(hardware: NodeType, asked: TemplateRequest) -> tuple[RequestPair, ...]:
-    """One group, or one per pair. Refused where the machine has no room for them."""
+    """One group, or one per pair. Raises Refused if the machine has no room for them."""
     found = affinity_groups(hardware, asked.align)
     if not found:
         raise Refused(_nothing_near(hardware, asked.align))

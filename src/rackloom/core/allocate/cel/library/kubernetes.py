@@ -157,7 +157,7 @@ Problems = list[str]
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """A named format: what is wrong with a string under it, if anything."""
+    """A named format, which returns the problems of a string, if any."""
 
     name: str
     problems: Callable[[str], Problems]

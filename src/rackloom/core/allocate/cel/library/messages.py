@@ -53,7 +53,7 @@ def _scalar(wanted: type, low: int | None = None, high: int | None = None) -> Ca
     """Takes a value of the type, within the range that the field of the message has."""
 
     def convert(field: str, value: Any) -> Any:
-        number: Any = value  # Its class is compared, which a type checker takes for less than it is.
+        number: Any = value  # Any, because a type checker misreads the comparison of classes.
         if type(value) is not wanted:
             found = TYPE_NAMES[type(value)]
             raise EvaluationError(
@@ -135,7 +135,7 @@ def _json(value: Any) -> Any:
 
 
 def _json_container(wanted: type) -> Callable[[str, Any], Any]:
-    """Takes a list or a map, with values as JSON has them."""
+    """Takes a list or a map with JSON values."""
 
     def convert(field: str, value: Any) -> Any:
         if not isinstance(value, wanted):

@@ -4,8 +4,8 @@ Positions count characters, not bytes. `compiled_pattern` loads the regular expr
 use, because few selectors have patterns.
 
 `format_string` implements `%s %d %f %e %b %x %X %o %%` as the second version of cel-go's strings
-library does, including its treatment of `%e`: what is written as precision is taken as width. The
-checker uses FORMAT_CLAUSE and FORMAT_VERB_TYPES to validate literal format strings beforehand.
+library does, including its treatment of `%e`: it takes the written precision as width. The checker uses
+FORMAT_CLAUSE and FORMAT_VERB_TYPES to validate literal format strings beforehand.
 """
 
 import json
@@ -142,7 +142,7 @@ def _join(items: list[Any], separator: str = "") -> str:
 
 
 def compiled_pattern(pattern: str) -> "Regex":
-    """The compiled pattern. Raises EvaluationError where Go would refuse it."""
+    """The compiled pattern. Raises EvaluationError if Go would refuse it."""
     # Few selectors have patterns: claims without any do not load the engine.
     from rackloom.core.allocate.cel.regex import compiled_regex
 
