@@ -1,17 +1,18 @@
-"""Which nodes are copies of each other to a claim: kinds of nodes, by what the claim reads.
+"""Kinds of nodes: nodes are copies of each other to a claim if they agree in everything that it reads.
 
 Real devices differ in UUIDs, serial numbers and addresses, and nodes in all of them. A claim reads few
-of these: what its expressions name (`Program.reads`), what its constraints compare, and the capacities
-that it asks for. `reads_of` collects that. `NodeKinds` numbers the devices and nodes of a fleet by those
-values alone, so that nodes which differ elsewhere are of one kind. Claims that read the same share it.
+of these: the names in its expressions (`Program.reads`), the attributes that its constraints compare, and
+the capacities that it requests. `reads_of` collects that. `NodeKinds` numbers the devices and nodes of a
+fleet by those values alone, so that nodes which differ elsewhere are of one kind. Claims that read the same
+share it.
 
-Beside what is read, a device's kind has all that the allocator itself looks at: driver, pool, taints,
+Beside these values, a device's kind has all that the allocator itself looks at: driver, pool, taints,
 counters and their groups, binding conditions, node selection, and whether it can be shared. A malformed
 device (every selector fails on it) counts with all of its content. The capacities of a device that is
-never shared count only where a request policy or a request for capacity looks at them.
+never shared count only if a request policy or a request for capacity looks at them.
 
-A node is looked at when a search first comes to it. Equal kinds and equal occupancy give equal answers,
-by position.
+A node is read when a search first comes to it. Equal kinds and equal occupancy give equal answers, by
+position.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rackloom.core.allocate.cel.compiler import Program
     from rackloom.core.allocate.cel.derived import DerivedProgram
 
-# What claims read of devices.
+# The parts of devices that claims read.
 
 
 QualifiedName = tuple[str, str]
@@ -36,20 +37,20 @@ QualifiedName = tuple[str, str]
 
 
 class DeviceReads(NamedTuple):
-    """What claims read of a device, beside what the allocator reads of every device."""
+    """The parts of a device that claims read, beside those that the allocator reads of every device."""
 
     attributes: frozenset[QualifiedName] | None
-    """None: any of them."""
+    """None if any of them may be read."""
     capacities: frozenset[QualifiedName] | None
     amounts: bool
-    """Whether capacity is asked for, which looks at all capacities of the device."""
+    """Whether claims request capacity. Such a request looks at all capacities of the device."""
     compared: frozenset[QualifiedName] = frozenset()
-    """Attributes that constraints compare and no selector reads. Only which devices of a node are equal in
-    them counts: eight GPUs of eight UUIDs are like any other eight."""
+    """Attributes that constraints compare and no selector reads. Their values do not count, only which
+    devices of a node are equal in them: eight GPUs of eight UUIDs are like any other eight."""
 
 
 def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]) -> DeviceReads:
-    """What the requests and constraints of claims read. Expressions that do not compile read nothing."""
+    """The reads of the requests and constraints of claims. Expressions that do not compile read nothing."""
     names: _Names = {"attribute": set(), "capacity": set()}
     amounts = False
     for ask in asks:
@@ -73,7 +74,7 @@ def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]
 
 
 def reads_of_expressions(expressions: Iterable[str]) -> DeviceReads:
-    """What selectors read."""
+    """The reads of selectors."""
     names: _Names = {"attribute": set(), "capacity": set()}
     for expression in expressions:
         _add_expression(names, compiled(expression))
@@ -124,12 +125,12 @@ class NodeKinds:
         self._of_node: dict[int, int] = {}
         self._names: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {}
         self.device_kinds: list[tuple[int, ...]] = []
-        """Of each kind of node, the kinds of its devices by position."""
+        """The kinds of devices of each kind of node, by position."""
         self.malformed: set[int] = set()
         """The kinds of nodes with a device or a counter that cannot be read."""
 
         self.views = 0
-        """How many views of the fleet use them."""
+        """The number of views of the fleet that use them."""
         self.counted = 0
         """The size that the fleet has counted."""
 
@@ -190,7 +191,7 @@ class NodeKinds:
 
 
 def names_at(driver: str, reads: frozenset[QualifiedName] | None) -> tuple[str, ...] | None:
-    """The names under which a driver's devices have what is read, without a domain in its own; None: all."""
+    """The names of `reads` on a driver's devices, without the domain if it is the driver's. None is all."""
     if reads is None:
         return None
     own = [identifier for domain, identifier in reads if domain in (driver, "")]
@@ -198,14 +199,14 @@ def names_at(driver: str, reads: frozenset[QualifiedName] | None) -> tuple[str, 
 
 
 def chosen_values(values: Mapping[str, Hashable], names: tuple[str, ...] | None) -> Hashable:
-    """The values under some names; None: under all."""
+    """The values under `names`, or all values if it is None."""
     if names is None:
         return frozenset(values.items())
     return tuple([values.get(name) for name in names])
 
 
 def _equal_values(candidates: Iterable[CandidateDevice], domain: str, identifier: str) -> Hashable:
-    """Of each device the number of its value, where all are single and no versions; else the values."""
+    """The number of each device's value if all are single and no versions, or else the values."""
     name = f"{domain}/{identifier}" if domain else identifier
     values = [candidate.attribute(name) for candidate in candidates]
     numbers: dict[Hashable, int] = {}
@@ -225,7 +226,7 @@ def _equal_values(candidates: Iterable[CandidateDevice], domain: str, identifier
 
 
 def _rare_content(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
-    """What most devices have nothing of."""
+    """The content that most devices do not have."""
     device = candidate.device
     reach = _reach(devices, candidate) if candidate.source.spec.per_device_node_selection else None
     counters = device.consumes_counters
@@ -250,7 +251,7 @@ def _rare_content(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
 
 
 def _draws(device: Device) -> Hashable:
-    """What the device draws from counters, as text: what is no quantity is the search's to report."""
+    """The device's draws from counters, as text, because the search reports text that is no quantity."""
     return tuple(
         (use.counter_set, name, counter.value)
         for use in device.consumes_counters
@@ -264,7 +265,7 @@ def _groups(device: Device) -> Hashable:
 
 
 def _reach(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
-    """Whether the device selects the node; text for a selector that cannot be read."""
+    """Whether the device selects the node, or the error if its selector cannot be read."""
     try:
         return node_is_selected(devices.node, candidate.device)
     except MalformedNodeSelector as error:

@@ -1,13 +1,12 @@
 """Slices of a node that does not exist yet, for an autoscaler that simulates it.
 
-`template_of_slices` makes them of the slices of a node that exists: the same devices, without what tells
-this node from others of its kind. A value such as a UUID becomes `template-<n>`, the same one wherever it
-stands, so that constraints among devices hold and fail as on the node. Taints go: they are a state of that
-node.
+`template_of_slices` makes them from the slices of a node that exists: the same devices, without the values
+that identify this node. A value such as a UUID becomes `template-<n>`, the same one at every place, so that
+constraints among devices hold and fail as on the node. Taints are dropped: they are a state of that node.
 
 `cluster_api_slices` is all that Cluster Autoscaler's Cluster API provider simulates for an empty group: the
-annotations give it a count and one driver (kubernetes/autoscaler, August 2026). `scale_up_answers` says what
-that means for claims. No autoscaler reads slices from a file or an object: a provider makes them in its own
+annotations give it a count and one driver (kubernetes/autoscaler, August 2026). `scale_up_answers` shows the
+effect on claims. No autoscaler reads slices from a file or an object: a provider makes them in its own
 process, Karpenter's too.
 """
 
@@ -45,12 +44,12 @@ _IDENTIFYING = frozenset(
         *("gpuPartner", "mac", "ipv4", "ipv6"),
     )
 )
-"""Attributes whose text belongs to one node, without their domain; `module<N>UUID` and the like are too."""
+"""Attributes with text that belongs to one node, without their domain. `module<N>UUID` and the like too."""
 PLACEHOLDER = "template-{number}"
 
 
 def template_of_slices(slices: Iterable[ResourceSlice], node: str, group: str) -> tuple[ResourceSlice, ...]:
-    """The slices of `node` as those of a new node `group`. Raises Refused where the node has none.
+    """The slices of `node` as those of a new node `group`. Raises Refused if the node has none.
 
     Devices that are not local to the node are left out: a new node brings none.
     """
@@ -72,7 +71,7 @@ def template_of_slices(slices: Iterable[ResourceSlice], node: str, group: str) -
         devices = tuple(_template_device(device, names) for device in spec.devices)
         name = group if spec.pool.name == node else f"{group}-{spec.pool.name}"
         pool = replace(spec.pool, name=name)
-        # The API server's ending of the name stays: by it several slices of a driver differ.
+        # The API server's suffix of the name stays: it distinguishes the slices of a driver.
         ending = slice_.metadata.name.rpartition("-")[2]
         template = ResourceSlice(
             metadata=ObjectMeta(name=f"{group}-{spec.driver}-{ending}"),
@@ -83,12 +82,12 @@ def template_of_slices(slices: Iterable[ResourceSlice], node: str, group: str) -
 
 
 def _template_device(device: Device, names: dict[str, str]) -> Device:
-    """The device without what identifies it. `names` has the placeholder of each text so far."""
+    """The device without the values that identify it. `names` has the placeholder of each text so far."""
     attributes = {}
     for name, value in device.attributes.items():
         plain = name.rpartition("/")[2]
         is_of_module = plain.startswith("module") and plain.endswith(("UUID", "FabricGUID"))
-        # One text has one placeholder wherever it stands, so that constraints hold and fail as on the node.
+        # One text has one placeholder everywhere, so that constraints hold and fail as on the node.
         if value.string is not None and (is_of_module or plain in _IDENTIFYING):
             placeholder = names.setdefault(value.string, PLACEHOLDER.format(number=len(names)))
             attributes[name] = DeviceAttribute(string=placeholder)
@@ -97,7 +96,7 @@ def _template_device(device: Device, names: dict[str, str]) -> Device:
     return replace(device, attributes=attributes, taints=())
 
 
-# What Cluster Autoscaler's Cluster API provider makes of annotations.
+# The slices that Cluster Autoscaler's Cluster API provider makes from annotations.
 
 
 CAPACITY = "capacity.cluster-autoscaler.kubernetes.io"
@@ -130,8 +129,8 @@ def capacity_annotations(
 ) -> dict[str, str]:
     """Annotations of a MachineDeployment or MachineSet that describe its nodes while there are none.
 
-    `resources`: of a node, by name (`cpu`, `memory`, `ephemeral-storage`, `pods`); `taints`:
-    `key=value:effect`. Raises Refused without CPU and memory: such a group is not scaled from zero.
+    `resources` are those of a node, by name (`cpu`, `memory`, `ephemeral-storage`, `pods`). `taints` have the
+    form `key=value:effect`. Raises Refused without CPU and memory: such a group is not scaled from zero.
     """
     if not resources.get("cpu") or not resources.get("memory"):
         raise Refused(
@@ -149,7 +148,7 @@ def capacity_annotations(
     return found
 
 
-# What an empty group would be started for.
+# The claims that would start a node of an empty group.
 
 
 class ScaleUpAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +158,7 @@ class ScaleUpAnswer(msgspec.Struct, frozen=True, kw_only=True):
     template: PlacedClaim | RefusedClaim
     """On the slices that the node would have."""
     cluster_api: PlacedClaim | RefusedClaim
-    """On what the Cluster API provider simulates."""
+    """On the slices that the Cluster API provider simulates."""
 
 
 def scale_up_answers(
@@ -169,7 +168,7 @@ def scale_up_answers(
     group: str,
     driver: str,
 ) -> tuple[ScaleUpAnswer, ...]:
-    """Each claim by itself on a new node, by the allocator of `rackloom claim allocate`."""
+    """The answer for each claim alone on a new node, by the allocator of `rackloom claim allocate`."""
     node = (Node(metadata=ObjectMeta(name=group)),)
     coarse = cluster_api_slices(driver, whole_gpus(slices, driver), group)
     answers = []

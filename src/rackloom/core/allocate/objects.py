@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 def readable(objects: Iterable[Mapping[str, Any]], kind: type[V]) -> Iterator[V]:
-    """Those that can be read, of objects without `apiVersion` and `kind`; another offers or asks nothing."""
+    """The readable ones of objects without `apiVersion` and `kind`. The others offer and request nothing."""
     for obj in objects:
         with suppress(msgspec.ValidationError):
             yield convert_object(obj, kind)
@@ -37,7 +37,7 @@ def readable(objects: Iterable[Mapping[str, Any]], kind: type[V]) -> Iterator[V]
 def convert_object(obj: Mapping[str, Any], kind: type[V]) -> V:
     """The value of an object. Raises `msgspec.ValidationError`.
 
-    A null field is one that is absent, as to Kubernetes: servers write some empty lists so.
+    A null field counts as absent, as in Kubernetes: servers write some empty lists as null.
     """
     try:
         return msgspec.convert(obj, kind)
@@ -52,7 +52,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 class ObjectMeta(ApiValue, frozen=True, kw_only=True):
-    """Object metadata; only names, labels and uid take part in allocation."""
+    """Object metadata. Only names, labels and uid take part in allocation."""
 
     name: str = ""
     generate_name: str | None = None
@@ -128,7 +128,7 @@ class CapacityRequestPolicy(ApiValue, frozen=True, kw_only=True):
 
 
 class DeviceCapacity(ApiValue, frozen=True, kw_only=True):
-    """How much of something a device has."""
+    """The amount of a capacity that a device has."""
 
     value: Amount
     request_policy: CapacityRequestPolicy | None = None
@@ -148,7 +148,7 @@ class CounterSet(ApiValue, frozen=True, kw_only=True):
 
 
 class CounterConsumption(ApiValue, frozen=True, kw_only=True):
-    """What a device draws from one counter set while it is in use."""
+    """The draws of a device from one counter set while it is in use."""
 
     counter_set: str
     counters: Mapping[str, Counter] = {}
@@ -218,7 +218,7 @@ class ResourceSliceSpec(ApiValue, frozen=True, kw_only=True):
 
 
 class ResourceSlice(ApiValue, frozen=True, kw_only=True):
-    """What a driver publishes, or a part of it."""
+    """The devices that a driver publishes, or a part of them."""
 
     metadata: ObjectMeta
     spec: ResourceSliceSpec
@@ -257,7 +257,7 @@ class DeviceClaimConfiguration(ApiValue, frozen=True, kw_only=True):
 
 
 class DeviceClassSpec(ApiValue, frozen=True, kw_only=True):
-    """What belongs to a class, and how it is configured."""
+    """The devices of a class, and their configuration."""
 
     selectors: tuple[DeviceSelector, ...] = ()
     config: tuple[DeviceConfiguration, ...] = ()
@@ -272,7 +272,7 @@ class DeviceClass(ApiValue, frozen=True, kw_only=True):
 
 
 class CapacityRequirements(ApiValue, frozen=True, kw_only=True):
-    """How much of a device's capacities is asked for."""
+    """The amounts of a device's capacities that a request needs."""
 
     requests: Mapping[str, Amount] = {}
 
@@ -322,12 +322,12 @@ class DeviceRequest(ApiValue, frozen=True, kw_only=True):
 
     @property
     def specs(self) -> tuple[RequestSpec, ...]:
-        """What is asked for, or the alternatives."""
+        """The exact spec, or the alternatives."""
         return self.first_available if self.exactly is None else (self.exactly, *self.first_available)
 
 
 class DeviceConstraint(ApiValue, frozen=True, kw_only=True):
-    """What the devices of the named requests (none named: of all) must have in common, or not."""
+    """An attribute that must match or differ across the named requests' devices (none named: of all)."""
 
     requests: tuple[str, ...] = ()
     match_attribute: str | None = None
@@ -335,7 +335,7 @@ class DeviceConstraint(ApiValue, frozen=True, kw_only=True):
 
 
 class DeviceClaim(ApiValue, frozen=True, kw_only=True):
-    """The devices that are asked for."""
+    """The requested devices."""
 
     requests: tuple[DeviceRequest, ...] = ()
     constraints: tuple[DeviceConstraint, ...] = ()
@@ -373,7 +373,7 @@ class DeviceAllocationResult(ApiValue, frozen=True, kw_only=True):
 
 
 class AllocationResult(ApiValue, frozen=True, kw_only=True):
-    """What a claim was given, and the nodes that can use it (no selector: all)."""
+    """The devices of a claim, and the nodes that can use them (no selector: all)."""
 
     devices: DeviceAllocationResult = DeviceAllocationResult()
     node_selector: NodeSelector | None = None
@@ -381,13 +381,13 @@ class AllocationResult(ApiValue, frozen=True, kw_only=True):
 
 
 class ResourceClaimSpec(ApiValue, frozen=True, kw_only=True):
-    """What a claim asks for."""
+    """The spec of a claim."""
 
     devices: DeviceClaim = DeviceClaim()
 
 
 class ResourceClaimStatus(ApiValue, frozen=True, kw_only=True):
-    """What a claim has, and who uses it."""
+    """The allocation of a claim, and its users."""
 
     allocation: AllocationResult | None = None
     reserved_for: tuple[Mapping[str, Any], ...] = ()
@@ -415,7 +415,7 @@ class ResourceClaimTemplateSpec(ApiValue, frozen=True, kw_only=True):
 
 
 class ResourceClaimTemplate(ApiValue, frozen=True, kw_only=True):
-    """From which each pod gets a claim of its own."""
+    """The template from which each pod gets a separate claim."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: ResourceClaimTemplateSpec = ResourceClaimTemplateSpec()

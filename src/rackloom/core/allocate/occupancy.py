@@ -1,14 +1,14 @@
-"""What is in use on one node, by device position.
+"""The devices in use on one node, by position.
 
-Two nodes of one kind answer a claim alike if the same positions are used the same way: `key` is equal
-then. Dedicated devices are bits of one number, so a node without shared devices has a number for its
-key. Of shared devices it counts the shares and sums up what these took.
+Two nodes of one kind answer a claim alike if the same positions are used the same way: their `key` is then
+equal. Dedicated devices are bits of one number, so a node without shared devices has a number for its key.
+For shared devices it counts the shares and adds up the amounts that these took.
 
-Of counters that devices draw from, it keeps what is left (`counters`), so that a search that would find
-too little is not begun.
+It also keeps the remaining amounts of counters that devices draw from (`counters`), to avoid a search that
+would find too little.
 
 Positions are those of the search. After them come the devices of other nodes that draw from the counters
-of this node's pools (`NodeDevices.elsewhere`): they change what is left here.
+of this node's pools (`NodeDevices.elsewhere`): they change the remaining amounts here.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -25,16 +25,16 @@ from rackloom.core.allocate.quantity import Quantity, exact_value
 _BILLION = 10**9
 
 CounterDraws = tuple[tuple[CounterKey, int], ...]
-"""What a device draws, in billionths: quantities have no finer part."""
+"""The draws of a device, in billionths: quantities have no finer part."""
 
 
 def draws_of(device: Device) -> CounterDraws:
-    """What a device draws from each counter. Raises AllocationStopped for what is no quantity."""
+    """The amount that a device draws from each counter. Raises AllocationStopped if one is no quantity."""
     return tuple((key, int(amount * _BILLION)) for key, amount in counter_draws(device))
 
 
 class CounterLevels:
-    """What is left of the counters of a pool, as `CounterBook` has it, kept while devices come and go."""
+    """The remaining amounts of a pool's counters, as in `CounterBook`, kept while devices come and go."""
 
     __slots__ = ("_left", "_overdrawn")
 
@@ -62,7 +62,7 @@ class CounterLevels:
 
 
 class NodeOccupancy:
-    """Dedicated devices as bits; of shared ones how many shares, and what these took."""
+    """Dedicated devices as bits, and the number of shares of shared ones with the amounts that they took."""
 
     __slots__ = ("_again", "_devices", "_key", "_levels", "_shares", "_taken", "_takers", "dedicated")
 
@@ -71,16 +71,16 @@ class NodeOccupancy:
         self.dedicated = 0
         """One bit per position: devices that are held whole."""
         self._again: dict[int, int] = {}
-        """How many more hold such a device. No search gives that, but what clusters report may say so."""
+        """The number of further holders of such a device. No search allows it, but clusters may report it."""
         self._shares: dict[int, int] = {}
         self._taken: dict[tuple[int, str], Fraction] = {}
         self._takers: dict[tuple[int, str], int] = {}
-        """How many shares took of a capacity: a share may take 0, and counts."""
+        """The number of shares that took of a capacity. A share may take 0, and counts."""
         self._key: Hashable | None = 0
         self._levels: dict[PoolKey, CounterLevels] = {}
 
     def key(self) -> Hashable:
-        """Equal where the same positions are used the same way."""
+        """Equal if the same positions are used the same way."""
         if self._key is None:
             shared = frozenset(self._shares.items()), frozenset(self._taken.items())
             self._key = (self.dedicated, *shared) if self._shares else self.dedicated
@@ -93,7 +93,7 @@ class NodeOccupancy:
         return self.dedicated & everything == everything
 
     def add(self, results: Iterable[AllocationResult], *, shares: bool) -> None:
-        """Note what was given. Admin access holds nothing. Without `shares` each result is a whole device."""
+        """Add results. Admin access holds nothing. Without `shares` each result is a whole device."""
         self._key = None
         for at, device in self._held(results):
             if not self.holds(at):
@@ -109,7 +109,7 @@ class NodeOccupancy:
                 self._takers[at, name] = self._takers.get((at, name), 0) + 1
 
     def remove(self, results: Iterable[AllocationResult], *, shares: bool) -> None:
-        """Note what was given back."""
+        """Remove the results of allocations that ended."""
         self._key = None
         for at, device in self._held(results):
             held = self.holds(at)
@@ -126,7 +126,7 @@ class NodeOccupancy:
                 self._draw(at, 1)
 
     def take_over(self, other: "NodeOccupancy") -> bool:
-        """Copy what is in use of the same devices elsewhere; whether there is any."""
+        """Copy the use of the same devices from `other`. Returns whether any are in use."""
         positions, ids = self._devices.positions, other._devices.ids
         here = {at: positions[ids[at]] for at in other._in_use() if ids[at] in positions}
         if not here:
@@ -144,18 +144,18 @@ class NodeOccupancy:
         return True
 
     def devices_in_use(self) -> list[DeviceId]:
-        """The devices that somebody holds, or a share of them."""
+        """The devices that are held, whole or by a share."""
         return [self._devices.ids[at] for at in self._in_use()]
 
     def _in_use(self) -> Iterable[int]:
         return {*_bits(self.dedicated), *self._shares}
 
     def holds(self, at: int) -> bool:
-        """Whether anybody holds the device, or a share of it."""
+        """Whether the device is held, whole or by a share."""
         return bool(self.dedicated >> at & 1) or at in self._shares
 
     def counters(self, pool: Pool) -> CounterLevels:
-        """What is left of a pool's counters. Raises AllocationStopped for what is no quantity."""
+        """The remaining amounts of a pool's counters. Raises AllocationStopped if one is no quantity."""
         levels = self._levels.get(pool.key)
         if levels is None:
             positions = self._devices.positions
@@ -168,7 +168,7 @@ class NodeOccupancy:
         if not self._levels:
             return
         if at >= len(self._devices.candidates):
-            # A device of another node: which pools it draws from is for the next question to find out.
+            # A device of another node: the next call of `counters` finds the pools that it draws from.
             self._levels.clear()
             return
         candidate = self._devices.candidates[at]
@@ -192,12 +192,12 @@ class NodeOccupancy:
                 del self._taken[key], self._takers[key]
         if not self._shares[at]:
             del self._shares[at]
-            # The last share takes everything along, also capacity that no result named again.
+            # The last share returns everything, also capacity that no result named again.
             for key in [key for key in self._taken if key[0] == at]:
                 del self._taken[key], self._takers[key]
 
     def taken(self, at: int, name: str) -> Fraction:
-        """What shares took of a capacity of one device."""
+        """The amount that shares took of a capacity of one device."""
         return self._taken.get((at, name), _NOTHING)
 
     def as_in_use(self) -> InUse:
@@ -214,7 +214,7 @@ class NodeOccupancy:
         )
 
     def _held(self, results: Iterable[AllocationResult]) -> Iterator[tuple[int, DeviceResult]]:
-        """The devices of results that hold one, with their positions; those that are gone are left out."""
+        """The devices of results that hold one, with their positions. Devices that are gone are left out."""
         for result in chain.from_iterable(allocation.devices.results for allocation in results):
             position = self._devices.positions.get(DeviceId.of(result))
             if position is not None and not result.admin_access:

@@ -1,6 +1,6 @@
-"""What an allocation can answer: devices, a refusal or a fault; with causes and costs.
+"""The answers of an allocation: devices, a refusal or a fault, with causes and costs.
 
-`Allocation` says that every claim has its devices, `Refusal` that this node cannot serve them, and
+`Allocation` means that every claim has its devices, `Refusal` that this node cannot serve them, and
 `Fault` that there is no answer: an input cannot be used, or the bound on the search was reached. A
 fault stops either one node or the whole scheduling attempt (`FaultScope`), as it does in
 kube-scheduler. Inside the allocator a fault travels as the exception `AllocationStopped`.
@@ -9,7 +9,7 @@ kube-scheduler. Inside the allocator a fault travels as the exception `Allocatio
 Search and explanation share it.
 
 `Cost` orders valid answers for mode best. Its fields compare lexicographically: a later field counts
-only where all earlier ones are equal. `Optimality` adds whether the search proved that no valid answer
+only if all earlier ones are equal. `Optimality` adds whether the search proved that no valid answer
 costs less.
 """
 
@@ -23,7 +23,7 @@ from rackloom.core.allocate.objects import AllocationResult
 
 
 class CauseKind(StrEnum):
-    """What takes a device away from a request, in the order in which it is checked."""
+    """The reasons why a device does not serve a request, in the order in which they are checked."""
 
     IN_USE = "in-use"
     BINDING_CONDITIONS = "binding-conditions"
@@ -47,18 +47,18 @@ class Cause(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-# What makes one valid answer better than another.
+# The order of valid answers.
 
 
 class Cost(msgspec.Struct, frozen=True, order=True, kw_only=True):
-    """Less is better; a field decides only where all before it are equal."""
+    """Less is better. A field decides only if all fields before it are equal."""
 
     alternatives: int
     """Steps down the lists of `firstAvailable`, over all requests."""
     broken: int
-    """NUMA nodes, PCIe roots and NVLink cliques of which, afterwards, a part is in use and a part is free."""
+    """NUMA nodes, PCIe roots and NVLink cliques that are partly in use and partly free afterwards."""
     room: int
-    """What was left, before, in the counter sets that are drawn from; thousandths of a whole set.
+    """The remainder, before, of the counter sets that are drawn from, in thousandths of a whole set.
 
     Small means packed: partitions come from the sets that are used the most already.
     """
@@ -69,28 +69,28 @@ class Cost(msgspec.Struct, frozen=True, order=True, kw_only=True):
 
 
 class Optimality(msgspec.Struct, frozen=True, kw_only=True):
-    """How good an answer of mode best is."""
+    """The quality of an answer of mode best."""
 
     cost: Cost
     proved: bool
-    """Whether no valid answer costs less. False where the search was cut short before that was shown."""
+    """Whether no valid answer costs less. False if the search was cut short before that was shown."""
     at_least: Cost | None
-    """No valid answer costs less than this; `cost` itself where proved, None where nothing is known.
+    """No valid answer costs less than this. `cost` itself if proved, or None if nothing is known.
 
-    Fields are compared in order, so only the first that differs from `cost` says how much is open.
+    Fields are compared in order, so only the first that differs from `cost` shows how much is open.
     """
     broken_before: int
-    """How many groups of the node were partly in use before. Nodes are compared without these."""
+    """The number of groups of the node that were partly in use before. Nodes are compared without these."""
 
 
 # The three answers, and the exception that carries a fault to the entry point.
 
 
 class FaultScope(StrEnum):
-    """Whom an error stops."""
+    """The scope of an error."""
 
     NODE = "node"
-    """This node only: others may still fit."""
+    """Only the node: others may still fit."""
     ATTEMPT = "attempt"
     """The pod, on every node, until something changes."""
 
@@ -104,11 +104,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Search steps that it took: a measure of work."""
     optimality: Optimality | None = None
-    """How good it is. Mode exact does not rank: None."""
+    """The quality of the answer. None in mode exact, which does not rank."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims cannot all be had on this node; `explain` says why."""
+    """The node cannot serve all claims. `explain` gives the reason."""
 
     node: str
     steps: int

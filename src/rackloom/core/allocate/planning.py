@@ -2,13 +2,13 @@
 
 `allocate_each` treats every claim as that of a separate pod and places it with `Fleet`. Claims with an
 allocation keep it, and each new allocation counts as in use for the next claim. A fault of one node
-passes that node over; a fault of the attempt refuses the claim. A refused claim carries the explanation
-of every node.
+skips that node, and a fault of the attempt refuses the claim. A refused claim carries the explanation of
+every node.
 
 `nearest_fix` finds the first small change under which the allocator accepts the claims. It tries, in
-this order: free the devices of one other claim, tolerate one taint, ask for fewer devices in one
-request (as many as fit), leave out one constraint, leave out the selectors of one request. Every change
-is made on a copy of the input and allocated. A named fix therefore works on that node as things stand.
+this order: free the devices of one other claim, tolerate one taint, request fewer devices in one request
+(as many as fit), leave out one constraint, leave out the selectors of one request. Every change is made on
+a copy of the input and allocated. A named fix therefore works on that node as things stand.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,9 +43,9 @@ class AllocationFix(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     claims: tuple[ResourceClaim, ...]
-    """The claims as they would have to be."""
+    """The claims with the change."""
     state: InUse
-    """What would have to be in use of the pools that the node may reach."""
+    """The devices in use with the change, in the pools that the node may reach."""
 
 
 def nearest_fix(
@@ -59,7 +59,7 @@ def nearest_fix(
     proceed: Callable[[], bool] = unbounded,
     selectors: SelectorCache | None = None,
 ) -> AllocationFix | None:
-    """The first change that helps, the smallest first; None where no single one does."""
+    """The first single change that helps, smallest first, or None if there is none."""
     kept = selectors or SelectorCache()
     for fix in _single_changes(slices, tuple(claims), _state_near(node, slices, state)):
         outcome = allocate(
@@ -78,7 +78,7 @@ def nearest_fix(
 
 
 def _state_near(node: Node, slices: SliceIndex, state: InUse) -> InUse:
-    """What is in use of the pools that the node may reach: nothing else matters to it."""
+    """The use of the pools that the node may reach. Nothing else matters to it."""
     pools = {(slice_.spec.driver, slice_.spec.pool.name) for slice_ in slices.near(node.metadata.name)}
 
     def near(device: DeviceId) -> bool:
@@ -97,7 +97,7 @@ def _single_changes(
 ) -> Iterator[AllocationFix]:
     for holder in dict.fromkeys(name for names in state.holders.values() for name in names):
         kept = frozenset(device for device in state.dedicated if holder not in state.holders.get(device, ()))
-        # A claim that holds only shares is left out: what its shares took is not known apart.
+        # A claim that holds only shares is left out: the amounts of its shares are not known separately.
         if kept != state.dedicated:
             text, freed = f"free the devices of claim {holder}", replace(state, dedicated=kept)
             yield AllocationFix(text=text, claims=claims, state=freed)
@@ -178,17 +178,17 @@ class PlacedClaim(msgspec.Struct, frozen=True, kw_only=True, tag="placed", tag_f
     node: str
     allocation: AllocationResult
     optimality: Optimality | None = None
-    """How good it is, in mode best."""
+    """The quality of the answer, in mode best."""
 
 
 class RefusedClaim(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="outcome"):
-    """A claim that no node can serve, with the accounts of every node."""
+    """A claim that no node can serve, with the explanation of every node."""
 
     claim: str
     reason: str
     nodes: tuple[Explanation, ...]
     nearest_fix: str | None
-    """What would make the first node that can be helped accept it; None where no single change does."""
+    """The fix for the first node that a single change can help, or None if there is no such node."""
 
 
 def allocate_each(
@@ -204,7 +204,7 @@ def allocate_each(
 ) -> tuple[PlacedClaim | RefusedClaim, ...]:
     """Place each claim as if each belonged to a separate pod. Claims that have an allocation keep it.
 
-    `each` is given the claims that have none, and may tell how far they are.
+    `each` is given the claims that have none, and may report their progress.
     """
     known = tuple(classes)
     fleet = Fleet(nodes, known, slices, features=features)

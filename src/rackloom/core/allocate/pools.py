@@ -1,17 +1,17 @@
-"""Which devices a node can reach now: node selectors, and ResourceSlices gathered into pools.
+"""The devices that a node can reach now: node selectors, and ResourceSlices gathered into pools.
 
 `node_is_selected` evaluates `nodeName`, `allNodes` and `nodeSelector` as the scheduler does. All terms
-of a selector are read before any of them counts, because upstream refuses a malformed term even where
+of a selector are read before any of them counts, because upstream refuses a malformed term even if
 another one matches (`MalformedNodeSelector`).
 
 `gather_pools` applies upstream's rules in this order:
 
 1. Keep the slices that reach the node, and of each pool those of the newest generation.
-2. A pool whose slices disagree on `resourceSliceCount` is invalid.
-3. A pool of which the node sees only some slices is left out if a newer generation has replaced it on
-   other nodes. It is incomplete if slices are missing everywhere: its driver is still writing.
-4. Device names and counter set names must be unique, and consumed counters must exist; otherwise the
-   pool is invalid.
+2. A pool is invalid if its slices disagree on `resourceSliceCount`.
+3. If the node sees only some slices of a pool, the pool is left out if a newer generation has replaced it
+   on other nodes. It is incomplete if slices are missing everywhere: its driver is still writing.
+4. A pool is invalid unless its device names and counter set names are unique and the consumed counters
+   exist.
 5. Order pools by driver and name. Pools with binding conditions come last, because they make a pod
    wait.
 
@@ -45,7 +45,7 @@ _NAME_FIELD = "metadata.name"
 
 
 class MalformedNodeSelector(ValueError):
-    """A node selector that cannot be read: upstream gives up on the whole attempt."""
+    """A node selector that cannot be read. Upstream gives up on the whole attempt."""
 
 
 def node_is_selected(node: Node, by: Device | ResourceSliceSpec) -> bool:
@@ -60,7 +60,7 @@ def node_is_selected(node: Node, by: Device | ResourceSliceSpec) -> bool:
 def node_selector_matches(node: Node, selector: NodeSelector) -> bool:
     """Whether any term of the selector matches the node. Raises MalformedNodeSelector."""
     matches = False
-    # Read all terms: upstream refuses a malformed term even where another one matches. For the same reason
+    # Read all terms: upstream refuses a malformed term even if another one matches. For the same reason
     # each term is read to its end.
     for term in selector.node_selector_terms:
         holds = [_label_holds(node.metadata.labels, need) for need in term.match_expressions]
@@ -77,7 +77,7 @@ def node_selector_matches(node: Node, selector: NodeSelector) -> bool:
 
 def _label_holds(labels: Mapping[str, str], need: NodeSelectorRequirement) -> bool:
     present, value = need.key in labels, labels.get(need.key)
-    # A malformed requirement is refused whatever labels the node has.
+    # A malformed requirement is refused for any labels of the node.
     match need.operator:
         case "In" | "NotIn" if not need.values:
             raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs values")
@@ -118,7 +118,7 @@ def selector_of_node(node: str) -> NodeSelector:
 
 
 def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
-    """One term that asks for all that the given selectors ask for; None when that is nothing.
+    """One term with all requirements of the given selectors, or None if they have none.
 
     Raises MalformedNodeSelector for a selector of several terms: their union cannot be joined into one term.
     """
@@ -130,7 +130,7 @@ def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
         for term in selector.node_selector_terms:
             _add_requirements(fields, term.match_fields)
             _add_requirements(labels, term.match_expressions)
-    # An empty term would match nothing, where no requirement at all means any node.
+    # An empty term would match nothing, but no requirement at all means any node.
     if not fields and not labels:
         return None
     term = NodeSelectorTerm(match_expressions=tuple(labels), match_fields=tuple(fields))
@@ -153,7 +153,7 @@ PoolKey = tuple[str, str]
 
 
 class PoolProblem(StrEnum):
-    """Why nothing is allocated from a pool."""
+    """The reason why nothing is allocated from a pool."""
 
     INCOMPLETE = "incomplete"
     """Slices are missing: the driver is still writing."""
@@ -183,7 +183,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Found = dict[str, ResourceSlice | list[ResourceSlice]]
-"""Slices by a name. Most names have one slice, which is kept without a list of its own."""
+"""Slices by a name. Most names have one slice, which is kept without a list."""
 
 
 def _add(found: _Found, name: str, slice_: ResourceSlice) -> None:
@@ -218,7 +218,7 @@ class _SlicesBy:
                 yield known
 
     def replace(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
-        """Put a slice in place of another one; None: there was none, or there is none any more."""
+        """Put a slice in place of another one. None means that there was none, or that none is left."""
         if before is not None:
             name = self._name_of(before)
             # A new list, because callers may hold the old one.
@@ -263,7 +263,7 @@ class SliceIndex:
         self._with_pool_name = _SlicesBy(attrgetter("spec.pool.name"), with_pool_name)
 
     def replace(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
-        """Put a slice in place of another one; None: there was none, or there is none any more."""
+        """Put a slice in place of another one. None means that there was none, or that none is left."""
         self._of_node.replace(before, after)
         self._with_pool_name.replace(before, after)
 
@@ -307,7 +307,7 @@ def _node_named(slice_: ResourceSlice) -> str:
 def gather_pools(node: Node, index: SliceIndex, features: Features) -> tuple[Pool, ...]:
     """The pools that the node reaches, in the order in which they are tried. Raises MalformedNodeSelector.
 
-    By driver and name; pools with binding conditions come last, because they make a pod wait.
+    The order is by driver and name. Pools with binding conditions come last, because they make a pod wait.
     """
     newest: dict[PoolKey, list[ResourceSlice]] = {}
     for slice_ in index.near(node.metadata.name):
@@ -350,7 +350,7 @@ def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> b
         return False
     if spec.node_name or spec.all_nodes or spec.node_selector is not None:
         return node_is_selected(node, spec)
-    # Devices select their nodes one by one: one that reaches the node is enough to see the slice.
+    # If devices select their nodes, one that reaches the node is enough to see the slice.
     return bool(spec.per_device_node_selection) and any(
         node_is_selected(node, device) for device in spec.devices
     )
@@ -359,7 +359,7 @@ def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> b
 def _complete_pool(
     key: PoolKey, kept: list[ResourceSlice], everywhere: Sequence[ResourceSlice], features: Features
 ) -> Pool | None:
-    """The pool of `kept`; None when a newer generation, meant for other nodes, has replaced it."""
+    """The pool of `kept`, or None if a newer generation, meant for other nodes, has replaced it."""
     generation, expected = kept[0].spec.pool.generation, kept[0].spec.pool.resource_slice_count
     same = [slice_ for slice_ in everywhere if slice_.spec.pool.generation == generation]
     if len({slice_.spec.pool.resource_slice_count for slice_ in same}) > 1:
@@ -371,7 +371,7 @@ def _complete_pool(
     if any(slice_.spec.pool.generation > generation for slice_ in everywhere):
         return None
     if not features.compatibility_groups:
-        # Whoever does not know the groups must not give such devices away, nor those beside them.
+        # With the feature off, such devices must not be allocated, nor those beside them.
         known = [slice_ for slice_ in same if not _names_groups(slice_)]
         if len(known) < len(same):
             count = len(same) - len(known)

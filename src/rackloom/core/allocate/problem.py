@@ -8,9 +8,9 @@ node must be usable: otherwise the node has a fault, because the list would be w
 `NodeDevices` is the part that depends on slices alone. It serves many allocations on the same node.
 
 `allocation_result` writes devices, configuration and node selector. Configuration of the classes comes
-first, each class once and in order of first use; then that of the claim. The node selector names the
-node if any device is local to it or binds to it. Otherwise it merges what the slices of the devices ask
-for.
+first, each class once and in order of first use, and that of the claim follows. The node selector names
+the node if any device is local to it or binds to it. Otherwise it merges the node selectors of the devices'
+slices.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ from rackloom.core.allocate.pools import (
 
 
 class NodeDevices(msgspec.Struct, frozen=True, eq=False):
-    """What a node reaches. It depends on slices alone, so it can serve many allocations."""
+    """The devices that a node reaches. They depend on slices alone, so they can serve many allocations."""
 
     node: Node
     pools: tuple[Pool, ...]
@@ -64,11 +64,11 @@ class NodeDevices(msgspec.Struct, frozen=True, eq=False):
     ids: tuple[DeviceId, ...]
     """Theirs, and then those of other nodes' devices that draw from the counters of these pools."""
     positions: dict[DeviceId, int]
-    """Where each of `ids` stands."""
+    """The index of each of `ids`."""
 
 
 def devices_on_node(node: Node, index: SliceIndex, features: Features) -> NodeDevices:
-    """What `node` reaches. Raises AllocationStopped where a node selector cannot be read."""
+    """The devices that `node` reaches. Raises AllocationStopped if a node selector cannot be read."""
     try:
         pools = gather_pools(node, index, features)
     except MalformedNodeSelector as error:
@@ -81,7 +81,7 @@ def devices_on_node(node: Node, index: SliceIndex, features: Features) -> NodeDe
         for device in slice_.spec.devices
         if device.consumes_counters
     )
-    # A device of a pool that names it on several nodes counts once, where this node finds it.
+    # A device that its pool names on several nodes counts once, at the position of this node.
     ids = tuple(dict.fromkeys([*(candidate.id for candidate in candidates), *elsewhere]))
     return NodeDevices(node, pools, candidates, ids, {device: at for at, device in enumerate(ids)})
 
@@ -122,11 +122,11 @@ class AllocationProblem:
                 )
 
     def devices_needed(self, ask: RequestAlternative) -> int:
-        """How many devices the ask takes."""
+        """The number of devices that the request alternative takes."""
         return len(self.everything[ask]) if ask.everything else ask.count
 
     def has_room(self, ask: RequestAlternative) -> bool:
-        """Whether its claim can hold the devices of the ask too. Mode All is not met by no device."""
+        """Whether the claim can also hold the devices of this alternative. Mode All needs at least one."""
         need = self.devices_needed(ask)
         return self.ledger.count_of(ask.claim) + need <= MAX_RESULTS and (need > 0 or not ask.everything)
 
@@ -136,7 +136,7 @@ class AllocationProblem:
         return list(chain.from_iterable(self.choices))
 
     def _everything(self, ask: RequestAlternative) -> list[CandidateDevice]:
-        """The devices that mode All means: fixed before the search, whoever holds them."""
+        """The devices of mode All, fixed before the search. Devices in use count too."""
         for pool in self.pools:
             if pool.trouble is not None:
                 state = "being updated" if pool.trouble is PoolProblem.INCOMPLETE else "invalid"
@@ -168,14 +168,14 @@ def allocation_result(
     entries: Sequence[DeviceAssignment],
     new_id: Callable[[], str],
 ) -> AllocationResult:
-    """What `claim` was given: `chosen` has one ask per request. Raises MalformedNodeSelector."""
+    """The result of `claim`. `chosen` has one alternative per request. Raises MalformedNodeSelector."""
     configuration = []
     for config in _configuration(claim, chosen):
         # A list of requests that covers all of them is left out: none named means all.
         covers_all = all(ask.named_in(config.requests) for ask in chosen)
         configuration.append(msgspec.structs.replace(config, requests=()) if covers_all else config)
     # The pod goes where all devices are reached: to the node, if any device is local to it or binds to it,
-    # else to any node that the slices of the devices ask for.
+    # or else to any node that the slices of the devices select.
     selectors: list[NodeSelector] = []
     selector: NodeSelector | None = None
     for entry in entries:

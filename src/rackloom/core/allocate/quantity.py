@@ -5,10 +5,10 @@ of a large memory, so a `Quantity` is an integer, a power of ten and the suffix 
 written (DecimalSI, DecimalExponent or BinarySI).
 
 Parsing follows apimachinery. Short numbers get the bounded 64-bit form, longer ones the unbounded form,
-which never converts to an integer whatever its value. Digits below nano round away from zero. BinarySI
-saturates at the largest 64-bit integer.
+which never converts to an integer. Digits below nano round away from zero. BinarySI saturates at the
+largest 64-bit integer.
 
-`exact_value` turns a quantity into a Fraction, which is what the ledger adds and subtracts. It caches
+`exact_value` turns a quantity into a Fraction, because the ledger adds and subtracts Fractions. It caches
 results, because a cluster has few distinct amounts and every device repeats them. Text that is not a
 quantity stops the allocation (`AllocationStopped`). `in_binary_units` prints a Fraction the way
 Kubernetes prints `40Gi`.
@@ -35,7 +35,7 @@ _SHAPE = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?([eEinumkKMGTP]*[+-]?\d*)", re.ASC
 _INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
 _SMALL_DIGITS = 18
-"""Digits that always fit 64 bits; upstream keeps longer numbers in its unbounded form."""
+"""Digits that always fit 64 bits. Upstream keeps longer numbers in its unbounded form."""
 _NANO = -9
 _MAX_EXPONENT = 1_000_000
 """A written exponent beyond this would make a number too large to hold."""
@@ -46,8 +46,8 @@ _MAX_EXPONENT = 1_000_000
 class Quantity:
     """`unscaled * 10**scale`, in the suffix class `format`.
 
-    `unbounded` marks the form that upstream keeps as an arbitrary decimal: such a quantity never converts to
-    an integer there, whatever its value, and the same holds for `as_integer`.
+    `unbounded` marks the form that upstream keeps as an arbitrary decimal. A quantity of any value in this
+    form never converts to an integer there, and the same holds for `as_integer`.
     """
 
     unscaled: int
@@ -57,9 +57,9 @@ class Quantity:
 
     @classmethod
     def parse(cls, text: str | int | float) -> "Quantity":
-        """Read `"80Gi"`, `"0.5"`, `"1e3"` or a plain number; no digits at all are zero, as upstream has it.
+        """Read `"80Gi"`, `"0.5"`, `"1e3"` or a plain number. No digits at all are zero, as upstream has it.
 
-        ValueError says what is wrong with it.
+        Raises ValueError with the problem if the text is no quantity.
         """
         if not isinstance(text, str):
             # 17 digits give every float back as it was.
@@ -76,7 +76,7 @@ class Quantity:
         return hash(_reduced(self.unscaled, self.scale))
 
     def compare(self, other: "Quantity") -> int:
-        """-1, 0 or 1 as this is less than, equal to or greater than `other`."""
+        """-1, 0 or 1 if this is less than, equal to or greater than `other`."""
         mine, theirs = self.unscaled, other.unscaled
         if self.scale != other.scale:
             mine, theirs, _ = _aligned(self, other)
@@ -111,7 +111,7 @@ class Quantity:
         return not self.unbounded and self.scale >= 0 and _INT64_MIN <= self._whole() <= _INT64_MAX
 
     def as_integer(self) -> int:
-        """The 64-bit integer this is. ValueError where `is_integer` is false."""
+        """The value as a 64-bit integer. Raises ValueError if `is_integer` is false."""
         if not self.is_integer():
             raise ValueError("cannot convert value to integer")
         return self._whole()
@@ -132,7 +132,7 @@ class Quantity:
         return self._decimal()
 
     def _binary(self) -> str | None:
-        """The base-1024 form, or None where it would lose precision or save nothing."""
+        """The base-1024 form, or None if it would lose precision or save nothing."""
         digits, scale = _reduced(self.unscaled, self.scale)
         if scale < 0 or abs(value := digits * 10**scale) < 1024:
             return None
@@ -193,10 +193,10 @@ def _magnitude(whole: str, fraction: str, base: int, exponent: int, style: str) 
     else:
         digits <<= exponent
     if digits and scale < _NANO:
-        # Anything asked for is at least the smallest unit: round away from zero to nano.
+        # A requested amount is at least the smallest unit: round away from zero to nano.
         digits, scale = -(-digits // 10 ** (_NANO - scale)), _NANO
     amount = Quantity(digits, scale, style, unbounded=True)
-    # Only binary suffixes saturate, and what is less than one cannot be printed with any of them.
+    # Only binary suffixes saturate, and no binary suffix can print an amount below one.
     if style == BINARY_SI and amount.compare(Quantity(_INT64_MAX)) > 0:
         return Quantity(_INT64_MAX, 0, style, unbounded=True)
     if style == BINARY_SI and digits and amount.compare(Quantity(1)) < 0:
@@ -205,7 +205,7 @@ def _magnitude(whole: str, fraction: str, base: int, exponent: int, style: str) 
 
 
 def _small(whole: str, fraction: str, base: int, exponent: int, style: str) -> Quantity | None:
-    """The bounded 64-bit form, where upstream uses it: short numbers, and whole ones with a binary suffix."""
+    """The bounded 64-bit form, if upstream uses it: short numbers, and whole ones with a binary suffix."""
     digits = whole or "0"
     if base == 10:
         room = _SMALL_DIGITS - len(digits) - len(fraction)
@@ -228,7 +228,7 @@ def _aligned(quantity: Quantity, two: Quantity) -> tuple[int, int, int]:
 
 
 def _reduced(unscaled: int, scale: int) -> tuple[int, int]:
-    """The same number with all factors of ten in the scale; (0, 0) for zero."""
+    """The same number with all factors of ten in the scale, or (0, 0) for zero."""
     if not unscaled:
         return 0, 0
     while unscaled % 10 == 0:
@@ -240,12 +240,12 @@ def _reduced(unscaled: int, scale: int) -> tuple[int, int]:
 
 
 _CACHED = 4096
-"""Distinct amounts of a cluster are few; they are read again for every device."""
+"""A cluster has few distinct amounts, and they are read again for every device."""
 
 
 @lru_cache(maxsize=_CACHED)
 def exact_value(amount: Amount) -> Fraction:
-    """The value of a quantity. Raises Stop for text that is none."""
+    """The value of a quantity. Raises AllocationStopped if the text is no quantity."""
     try:
         read = Quantity.parse(amount)
     except ValueError as error:

@@ -6,11 +6,11 @@ takes a list of devices that was fixed before the search, completely or not at a
 generators on an explicit stack, so depth does not depend on Python's recursion limit. `proceed` is
 called before every step and bounds the search.
 
-The answer, including errors, is that of upstream's exhaustive search. What differs is how soon a search
-without hope ends. After some dead ends it creates `PruningBounds`, which then
+The answer, including errors, is that of upstream's exhaustive search, but a search without hope ends
+sooner. After some dead ends it creates `PruningBounds`, which then
 
-- refuses a branch when a count in `bounds` shows that it has no answer;
-- remembers states that failed (nogoods), with symmetric groups counted by kind, and refuses them again;
+- refuses a branch when a count in `bounds` shows that it has no answer,
+- remembers states that failed (nogoods), with symmetric groups counted by kind, and refuses them again,
 - skips a device that is interchangeable with one that already failed at this level.
 
 Errors need care. An expression may fail on some device, and that counts only when the search reaches it.
@@ -34,7 +34,7 @@ from rackloom.core.allocate.symmetry import DeviceSymmetry
 
 
 SearchPosition = tuple[int, ...]
-"""Where the search stands: request, and within it alternative, devices picked, next position."""
+"""The position of the search: request, and within it alternative, devices picked, next position."""
 
 
 class PruningBounds:
@@ -69,7 +69,7 @@ class PruningBounds:
         self._may_be_hopeless = True
 
     def mark(self, index: int, candidate: CandidateDevice) -> Hashable:
-        """Equal for devices of which, at this moment and for `plan[index:]`, one is as good as the other."""
+        """Equal for devices that are interchangeable at this moment and for `plan[index:]`."""
         if index < self._ordered_until:
             return candidate
         position = candidate.position
@@ -95,14 +95,14 @@ class PruningBounds:
         need = self._problem.devices_needed
         options = [((ask, need(ask), 0) for ask in choice) for choice in self._plan[index : self._horizon]]
         open_requests = [*([(current,)] if current else []), *map(tuple, options)]
-        # Admin access ignores use: such a request competes with nobody.
+        # Admin access ignores use: such a request does not compete with others.
         self._may_be_hopeless = not self._relaxation.possible(
             [choice for choice in open_requests if not any(ask.admin for ask, _, _ in choice)]
         )
         return self._may_be_hopeless
 
     def _may_fail(self, choice: Alternatives) -> bool:
-        """Whether an expression fails on some device, or mode All meets a constraint, an error too."""
+        """Whether the request may end in an error: a failing expression, or a constraint on mode All."""
         if self._all_may_fail(choice):
             return True
         for ask in choice:
@@ -124,7 +124,7 @@ class PruningBounds:
         return any(ask.everything and self._ledger.constraints(ask) for ask in choice)
 
     def _state(self, point: SearchPosition) -> Hashable:
-        """All that the future depends on: how many groups of each kind are in which condition."""
+        """The state that later steps depend on: the number of groups of each kind in each condition."""
         # Groups of one kind are copies of each other, so their number counts and not their names. Device
         # order matters only through `start`, below which the current request takes no more devices.
         index, start = point[0], point[3] if len(point) > 1 else 0
@@ -136,8 +136,8 @@ class PruningBounds:
         )
 
     def _group(self, index: int, group: int, start: int) -> Hashable:
-        """The condition of a group: its kind, what was done to its devices, and which of them come later."""
-        # Conditions change with every entry and undo; in between, many points ask for the same ones.
+        """The condition of a group: its kind, the changes to its devices, and which of them come later."""
+        # Conditions change with every entry and undo. In between, many points need the same ones.
         if self._version != self._ledger.version:
             self._version = self._ledger.version
             self._conditions.clear()
@@ -152,7 +152,7 @@ class PruningBounds:
             (symmetry.shape[member], mark(self._problem.candidates[member]), member >= start)
             for member in symmetry.members[group]
         )
-        # A constraint that covers no later request no longer matters, whatever values it has.
+        # A constraint that covers no later request no longer matters, so its values are left out.
         values = tuple(
             symmetry.ranks_of(group, number, constraint.values_so_far())
             for number, constraint in enumerate(self._constraints)
@@ -165,7 +165,7 @@ class PruningBounds:
 
 
 _DEAD_ENDS = 40
-"""So many dead ends cost about as much as the bounds."""
+"""This number of dead ends costs about as much as the bounds."""
 
 Frame = Iterator["Frame | None"]
 """A level of the search: yields the level below once per way to go on, or None when all is chosen."""
@@ -180,7 +180,7 @@ class FirstFitSearch:
         proceed: Callable[[], bool],
         plan: Sequence[Alternatives] | None = None,
     ) -> None:
-        """`plan` is a part of the problem's requests; all of them, if not given."""
+        """`plan` is a part of the problem's requests. The default is all of them."""
         self._problem = problem
         self._plan = problem.plan if plan is None else plan
         self._ledger = problem.ledger
@@ -191,7 +191,7 @@ class FirstFitSearch:
         self.steps = 0
 
     def run(self) -> bool:
-        """Whether all can be had. Raises AllocationStopped for an error, and when `proceed` returns False."""
+        """Whether all can be met. Raises AllocationStopped on an error, or if `proceed` returns False."""
         # Each frame yields the level below it once per way to go on. Exhausting a frame is backtracking:
         # the frame undoes its own entries before it ends, so the ledger always holds the current path.
         stack = [self._choose(0)]
@@ -213,7 +213,7 @@ class FirstFitSearch:
 
     @property
     def answer(self) -> FoundAnswer:
-        """What was found, once `run` returned True."""
+        """The answer, once `run` returned True."""
         return FoundAnswer(tuple(self.chosen), tuple(self._ledger.entries), self.steps)
 
     def _look_ahead(self) -> bool:
@@ -293,7 +293,7 @@ class FirstFitSearch:
         self._failed(point)
 
     def _mark(self, index: int, candidate: CandidateDevice) -> Hashable:
-        """What failed with a device fails with every device of the same mark."""
+        """The mark of a device. A step that failed with it fails with every device of the same mark."""
         return candidate if self._bounds is None else self._bounds.mark(index, candidate)
 
     def _failed(self, point: tuple[int, ...]) -> None:

@@ -1,10 +1,10 @@
 """Equal parts of many slices kept once: most devices of a cluster differ in a UUID and little else.
 
 `SharedParts.of` gives a slice equal to the one passed in. Its attributes, capacities, taints and counters
-are those of earlier slices where they are written alike. Values are immutable, so nobody can tell, but for
-the memory: of five attributes and a capacity, a device keeps the two attributes that are its own.
+are those of earlier slices if they are written alike. Values are immutable, so only memory use shows the
+difference: of five attributes and a capacity, a device keeps the two attributes that are unique to it.
 
-Whoever decodes many slices keeps a `SharedParts` while decoding.
+Keep a `SharedParts` while decoding many slices.
 """
 
 from sys import intern
@@ -25,7 +25,7 @@ class SharedParts:
         self._values: dict[bytes, object] = {}
 
     def of(self, resource_slice: ResourceSlice) -> ResourceSlice:
-        """An equal slice that shares what it can with those seen before."""
+        """An equal slice that shares its parts with earlier slices if possible."""
         spec = resource_slice.spec
         devices = tuple(map(self._device, spec.devices))
         counters = tuple(map(self._shared, spec.shared_counters))
@@ -46,7 +46,7 @@ class SharedParts:
         )
 
     def _shared(self, value: T) -> T:
-        # What is written alike is the same: 1 and 1.0 are equal, but not in messages.
+        # Values are shared only if they are written alike: 1 and 1.0 are equal, but not in messages.
         return self._values.setdefault(_written(value), value)  # type: ignore[return-value]
 
 

@@ -1,21 +1,21 @@
-"""What a fleet has found out for claims of one specification.
+"""The results that a fleet has found for claims of one specification.
 
 Claims of the same specification get the same answers, so a fleet keeps a view for each and looks at a
-node only when the view says that it may serve.
+node only if the view shows that it may serve.
 
-- `OpenNodes` walks the nodes in order. It goes no further than the first node that serves, so a new
-  specification costs what it must visit. A node that refused is closed until a device comes back there.
-  Where a selector pins an attribute, `attribute_index` says which nodes to visit.
-- `known` has what was found for a kind of node (`node_kinds`) with certain positions in use. On a fleet
-  of equal machines, one search answers for all of them.
-- `without_search` looks at the free devices of a node once. It refuses the node where too few of them suit
-  the first request. If that request is all that is asked for, and nothing ties its devices together, the
-  first devices that fit are what a search would take. It runs the checks of a search (selectors, taints,
-  capacity, counters) by kind of device, once per kind. Where a selector fails, it leaves the node to the
-  search, which reports that error if it gets there.
+- `OpenNodes` walks the nodes in order. It stops at the first node that serves, so a new specification costs
+  only the visited nodes. A node that refused is closed until a device comes back there. If a selector pins an
+  attribute, `attribute_index` gives the nodes to visit.
+- `known` has the answer for a kind of node (`node_kinds`) with certain positions in use. On a fleet of equal
+  machines, one search answers for all of them.
+- `without_search` looks at the free devices of a node once. It refuses the node if too few of them suit the
+  first request. If that is the only request, and nothing ties its devices together, a search would take the
+  first devices that fit. It runs the checks of a search (selectors, taints, capacity, counters) by kind of
+  device, once per kind. If a selector fails, it leaves the node to the search, which reports that error if it
+  gets there.
 
-All of it is bounded: two bytes or less per node and kind of device, and the latest answers. `size` says how
-much that is, for the fleet to bound all views together.
+All of it is bounded: two bytes or less per node and kind of device, and the latest answers. `size` gives the
+total, for the fleet to bound all views together.
 """
 
 import heapq
@@ -56,7 +56,7 @@ class OpenNodes:
         skips_full: bool,
         reopens_when_taken: bool,
     ) -> None:
-        """`next_possible`: the first node from a number on that may serve at all, whatever is in use.
+        """`next_possible`: the first node from a number on that could serve with nothing in use.
 
         `skips_full`: a node without a free device cannot serve.
         `reopens_when_taken`: a node that refused may serve after more was taken there.
@@ -75,7 +75,7 @@ class OpenNodes:
         self._frontier = 0
 
     def catch_up(self) -> None:
-        """Open the closed nodes that changed since the last call, and those whose devices did."""
+        """Open the closed nodes that changed, or that have devices that changed, since the last call."""
         reshaped = self._nodes.reshaped
         if self._seen_shapes != reshaped.end:
             changed = reshaped.since(self._seen_shapes)
@@ -142,7 +142,7 @@ class OpenNodes:
         self._frontier = number
 
     def close_first(self) -> None:
-        """The first open node cannot serve."""
+        """Note that the first open node cannot serve."""
         self._state[heapq.heappop(self._heap)] = _CLOSED
 
 
@@ -150,24 +150,24 @@ class OpenNodes:
 
 
 NodeAnswer = FoundAnswer | Refusal | Fault
-"""What was found on one node. Of a found answer, only asks, positions and amounts hold on other nodes of
-the kind; the devices are those of the node that was searched."""
+"""The answer of one node. The alternatives, positions and amounts hold on other nodes of the kind too, but
+the devices are those of the node that was searched."""
 _ANSWERS_KEPT = 1024
 _REFUSALS_KEPT = 64
 """Refusals that took no search. Nodes of few kinds refuse in few conditions."""
 _VIEW_BYTES, _ANSWER_BYTES, _LIMITS_BYTES = 8000, 900, 400
-"""Of a view its requests and its key, of an answer its condition and devices. Measured, rounded up."""
+"""A view's requests and key, an answer's condition and devices, and limits. Measured, rounded up."""
 _UNKNOWN, _SUITS, _UNSUITED, _FAILS = 0, 1, 2, 3
 REFUSED = Refusal(node="", steps=0)
-"""A refusal that no search was needed for."""
+"""A refusal that needed no search."""
 _Slack = tuple[tuple[str, Fraction], ...]
-"""Of each capacity, how much others may have taken at most."""
+"""The most that others may have taken of each capacity."""
 _STEPS_BESIDE = 3
 """Steps of a search for one request beside those that take a device each."""
 
 
 class _Limits(NamedTuple):
-    """What must be left for a device that suits to serve."""
+    """The amounts that must be left for a suitable device to serve."""
 
     slack: _Slack
     draws: CounterDraws
@@ -177,11 +177,11 @@ _NO_LIMITS = _Limits((), ())
 
 
 class _NeedsSearch(Exception):
-    """One pass over the devices does not show what the node gives."""
+    """One pass over the devices does not show the answer of the node."""
 
 
 class SpecView:
-    """What is known of the nodes for claims of one specification."""
+    """The known answers of nodes for claims of one specification."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class SpecView:
         selectors: SelectorCache,
         indexes: AttributeIndexes,
     ) -> None:
-        """`plan` is empty for claims that cannot be worked on: then the search says why."""
+        """`plan` is empty for claims that cannot be worked on. The search then reports the reason."""
         self.kinds = kinds
         self._features = features
         self._selectors = selectors
@@ -213,13 +213,13 @@ class SpecView:
         self._answers: dict[Hashable, NodeAnswer] = {}
         self._refused: dict[Hashable, NodeAnswer] = {}
         self.conflicts: dict[Hashable, tuple[int, ...]] = {}
-        """Of kinds of nodes with certain positions in use, the requests that exclude each other."""
+        """The requests that exclude each other on kinds of nodes with certain positions in use."""
         self._marks = [bytearray() for _ in self._first_asks]
         self._limits: dict[tuple[int, int], _Limits] = {}
-        # What is taken in order, device by device, is the answer of the search where nothing else is asked.
+        # If there is no other request, the first devices that fit, in order, are the answer of the search.
         alone = self._first_asks[0] if len(plan) == 1 and self._first_asks else None
         self._is_plain = alone is not None and not constrained and alone.count <= MAX_RESULTS
-        # To derive an attribute of the first devices may fail, though there are too few of them.
+        # Deriving an attribute of the first devices may fail, even if there are too few of them.
         self._may_stop = constrained and any(ask.derived for ask in self._first_asks)
 
         self.counted = 0
@@ -229,17 +229,17 @@ class SpecView:
 
     @property
     def size(self) -> int:
-        """Bytes of memory, about; without the kinds, which views share."""
+        """Bytes of memory, about, without the kinds, which views share."""
         small = _ANSWER_BYTES * (len(self._answers) + len(self.conflicts)) + _LIMITS_BYTES * len(self._limits)
         return _VIEW_BYTES + self.open.size + small + sum(map(len, self._marks))
 
     def known(self, condition: Hashable) -> NodeAnswer | None:
-        """What was found on a kind of node with certain positions in use, if it is still known."""
+        """The answer of a kind of node with certain positions in use, if it is still known."""
         return self._refused.get(condition) or self._answers.get(condition)
 
     def remember(self, condition: Hashable, answer: NodeAnswer) -> None:
-        """Keep what was found on a kind of node with certain positions in use."""
-        # Where nodes differ, each refuses in a condition of its own, and must not drive out what serves.
+        """Keep the answer of a kind of node with certain positions in use."""
+        # If nodes differ, each refuses in a different condition. Refusals must not evict the other answers.
         answers, most = (
             (self._refused, _REFUSALS_KEPT) if answer is REFUSED else (self._answers, _ANSWERS_KEPT)
         )
@@ -251,7 +251,7 @@ class SpecView:
     def without_search(
         self, devices: NodeDevices, kind: int, occupancy: NodeOccupancy
     ) -> FoundAnswer | Refusal | None:
-        """What the node gives, where one pass over its devices shows it; None where a search must."""
+        """The answer of the node if one pass over its devices shows it, or None if it needs a search."""
         if kind in self.kinds.malformed or not self._first_asks or self._may_stop:
             return None
         # Only the first request is looked at. If no alternative of it finds enough devices, the node refuses.
@@ -273,7 +273,7 @@ class SpecView:
     def _fitting(
         self, number: int, devices: NodeDevices, kind: int, occupancy: NodeOccupancy
     ) -> Iterator[tuple[CandidateDevice, _Limits]]:
-        """The devices that an ask could have as the only one, in order. Raises _NeedsSearch."""
+        """The devices that an alternative could have as the only one, in order. Raises _NeedsSearch."""
         ask, marks, limits = self._first_asks[number], self._marks[number], self._limits
         dedicated = occupancy.dedicated
         for position, device_kind in enumerate(self.kinds.device_kinds[kind]):
@@ -312,10 +312,10 @@ class SpecView:
     def _limits_of(
         self, eligibility: Eligibility, ask: RequestAlternative, candidate: CandidateDevice
     ) -> _Limits | None:
-        """What must be left for the device to serve the ask; None where it never does.
+        """The amounts that must be left for the device to serve the alternative, or None if it never does.
 
-        Raises AllocationStopped where a selector fails or a quantity cannot be read, and for a device whose
-        use depends on compatibility groups.
+        Raises AllocationStopped if a selector fails, if a quantity cannot be read, or if the device's use
+        depends on compatibility groups.
         """
         device = candidate.device
         if candidate.pool.has_groups and device.consumes_counters:
@@ -337,7 +337,7 @@ class SpecView:
         return _Limits(slack, draws_of(device))
 
     def _answer(self, ask: RequestAlternative, taken: Sequence[CandidateDevice]) -> FoundAnswer:
-        """What a search gives that takes these devices and never turns back."""
+        """The answer of a search that takes these devices and never turns back."""
         entries = []
         for candidate in taken:
             given = static_share(ask, candidate.device, self._features)
@@ -348,7 +348,7 @@ class SpecView:
 
 
 def _is_left(candidate: CandidateDevice, limit: _Limits, occupancy: NodeOccupancy) -> bool:
-    """Whether enough of a device is left that nobody holds whole. Raises _NeedsSearch."""
+    """Whether enough is left of a device that is not held whole. Raises _NeedsSearch."""
     position = candidate.position
     if not candidate.shareable:
         # The device may have shares in use, which the bits of `dedicated` leave out.

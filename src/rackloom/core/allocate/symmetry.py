@@ -1,19 +1,19 @@
-"""Devices and groups of devices that an allocation cannot tell apart.
+"""Devices and groups of devices that are interchangeable in an allocation.
 
 Two devices have one shape when every selector, taint, capacity, counter, compatibility group and
 constraint treats them the same. Devices that share a counter set or a value of a constrained attribute
 form a group: the partitions of a GPU, or the GPU and the NIC below one PCIe root. Groups are the
 connected components of these links (union-find).
 
-Where requests derive an attribute, a device has several sets of values for a constraint: what it publishes,
-and what each expression gives. It is treated the same as another only if that holds for all of them.
+If requests derive an attribute, a device has several sets of values for a constraint: its published ones, and
+those from each expression. It is treated the same as another only if that holds for all of them.
 
 Within a group, the names of counter sets and values are replaced by their rank. Eight equal GPUs with
-their partitions are then eight groups of one kind, and what failed on the first group need not be tried
-on the others.
+their partitions are then eight groups of one kind, and a choice that failed on the first group need not be
+tried on the others.
 
 `DeviceSymmetry` is computed from the state before the search. `PruningBounds` and
-`InterchangeableDevices` add what the search has done to each device since.
+`InterchangeableDevices` add the changes of the search to each device since.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from rackloom.core.allocate.outcome import AllocationStopped, Cause
 from rackloom.core.allocate.problem import AllocationProblem
 
 Link = tuple[Hashable, ...]
-"""What ties devices together: a counter set of a pool, or a value of a constraint."""
+"""A link between devices: a counter set of a pool, or a value of a constraint."""
 
 
 class DeviceSymmetry:
@@ -41,7 +41,7 @@ class DeviceSymmetry:
     ) -> None:
         candidates = problem.candidates
         sources = [sources_of(constraint, asks) for constraint in constraints]
-        # Of each device, what each constraint may compare of it, with the number of the constraint.
+        # The values of each device that each constraint may compare, with the number of the constraint.
         compared = [
             [
                 (number, values)
@@ -67,7 +67,7 @@ class DeviceSymmetry:
         # Ranks replace names: the second counter set of GPU 0 and that of GPU 5 are both number 1 in their
         # groups, so equal GPUs get equal shapes.
         self.ranks: list[dict[Link, int]] = []
-        """Of each group, the rank of what ties it, by first appearance."""
+        """The ranks of each group's links, by first appearance."""
         for positions in self.members:
             ties = dict.fromkeys(tie for position in positions for tie in links[position])
             self.ranks.append({tie: rank for rank, tie in enumerate(ties)})
@@ -78,7 +78,7 @@ class DeviceSymmetry:
             for candidate, found in zip(candidates, compared, strict=True)
         ]
         self.shape: list[int] = numbered(shapes)
-        """Shape of each device; equal only if the devices are alike up to the names of their group."""
+        """Shape of each device. Equal only if the devices are alike up to the names of their group."""
         self.kind: list[int] = numbered(
             [
                 frozenset(Counter(self.shape[position] for position in positions).items())
@@ -95,7 +95,7 @@ class DeviceSymmetry:
         return list(found.values())
 
     def ranks_of(self, group: int, constraint: int, values: Iterable[Hashable]) -> frozenset[int]:
-        """Those of a constraint's values that tie the group, as ranks."""
+        """The values of a constraint that tie the group, as ranks."""
         links = (("value", constraint, value) for value in values)
         return frozenset(self.ranks[group][link] for link in links if link in self.ranks[group])
 
@@ -105,7 +105,7 @@ class DeviceSymmetry:
         compared: Iterable[tuple[int, AttributeValues | None]],
         ledger: AllocationLedger,
     ) -> Hashable:
-        """Values and counters of a device in the names of its group, with what was left of the counters."""
+        """Values and counters of a device in the names of its group, with the remainder of the counters."""
         ranks = self.ranks[self.group[candidate.position]]
         values = tuple(
             found if found is None or found == FAILS else frozenset(ranks["value", n, v] for v in found)
@@ -113,7 +113,7 @@ class DeviceSymmetry:
         )
         if not candidate.device.consumes_counters:
             return values
-        # Devices in use before the search draw from counters too, so what was left is part of the shape.
+        # Devices in use before the search draw from counters too, so the remainder is part of the shape.
         left = ledger.book(candidate).at_first
         drawn = frozenset(
             (ranks[("counters", candidate.pool.key, name)], counter, amount, left.get((name, counter)))
@@ -127,7 +127,7 @@ class DeviceSymmetry:
                 (
                     ranks["counters", candidate.pool.key, use.counter_set],
                     frozenset(use.compatibility_groups),
-                    # None says that those in use name no group, and False that there are none.
+                    # None means that those in use name no group, and False that there are none.
                     book.at_first.get(use.counter_set, False),
                 )
                 for use in candidate.device.consumes_counters
@@ -136,20 +136,20 @@ class DeviceSymmetry:
 
 
 ValueSources = tuple[str | None, ...]
-"""Where the values of a constraint may come from: expressions of derived attributes, None for the device."""
+"""Possible sources of a constraint's values: expressions of derived attributes, None for the device."""
 FAILS = frozenset([("fails", None)])
 """In place of values that an expression fails to derive."""
 
 
 def sources_of(constraint: Constraint, asks: Iterable[RequestAlternative]) -> ValueSources:
-    """Where the constraint finds its values for these asks."""
+    """The sources of the constraint's values for these alternatives."""
     return tuple(dict.fromkeys(ask.derived.get(constraint.attribute) for ask in asks)) or (None,)
 
 
 def values_of(
     constraint: Constraint, sources: ValueSources, candidate: CandidateDevice
 ) -> Iterator[AttributeValues | None]:
-    """What a constraint compares of a device, for each source; FAILS where that cannot be derived."""
+    """The values of a device that a constraint compares, for each source. FAILS if it cannot be derived."""
     for expression in sources:
         if expression is None:
             yield constraint.published(candidate)
@@ -186,9 +186,9 @@ def numbered(values: Iterable[Hashable]) -> list[int]:
 def _treatment(
     problem: AllocationProblem, candidate: CandidateDevice, asks: Iterable[RequestAlternative]
 ) -> Hashable:
-    """How the device fares with each ask, and what was taken of it before."""
+    """The fit of the device to each alternative, and the amounts that were taken of it before."""
     ledger = problem.ledger
-    # What each ask would get of the device if nobody held it: None, amounts, or a selector that fails.
+    # The share of each alternative if the device were free: None, amounts, or a selector that fails.
     served: list[Hashable] = []
     for ask in asks:
         verdict = problem.eligibility.verdict(ask, candidate)

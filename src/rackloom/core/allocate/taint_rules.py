@@ -1,10 +1,10 @@
 """DeviceTaintRules: taints that an administrator puts on devices of any driver (KEP-5055).
 
 kube-scheduler allocates as if each device that a rule selects had the rule's taint among those that its
-driver publishes. `with_taint_rules` gives slices that say so, and the allocator needs to know nothing of
-rules. A rule without a selector selects nothing; of a selector every field that is given must be equal, and
-an empty one selects all devices. Rules of 1.34 that select by class or by CEL expression (`v1alpha3`) cannot
-be read, since later servers dropped both: in a file they are refused, in a cluster left out.
+driver publishes. `with_taint_rules` gives slices with these taints, so the allocator does not need the rules.
+A rule without a selector selects nothing. Every field that a selector gives must be equal, and an empty
+selector selects all devices. Rules of 1.34 that select by class or by CEL expression (`v1alpha3`) cannot be
+read, since later servers dropped both: in a file they are refused, in a cluster left out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from rackloom.core.allocate.objects import (
 
 
 class DeviceTaintSelector(ApiValue, frozen=True, kw_only=True):
-    """Which devices a rule is for; None: any."""
+    """The devices that a rule applies to. None is any."""
 
     driver: str | None = None
     pool: str | None = None
@@ -85,7 +85,7 @@ def readable_rules(objects: Iterable[Mapping[str, Any]]) -> Iterator[DeviceTaint
 def with_taint_rules(
     slices: Iterable[ResourceSlice], rules: Sequence[DeviceTaintRule]
 ) -> tuple[ResourceSlice, ...]:
-    """The slices with the taints of the rules; one of which no device is selected stays the same object."""
+    """The slices with the taints of the rules. A slice without a selected device stays the same object."""
     found = list(slices)
     for number, resource_slice in enumerate(found if rules else ()):
         spec = resource_slice.spec
@@ -95,7 +95,7 @@ def with_taint_rules(
             added = tuple(rule.spec.taint for rule in selecting)
             if added:
                 devices[at] = replace(device, taints=(*device.taints, *added))
-        # The same object where nothing changed: whoever compares with the last reading sees no difference.
+        # Keep the object if nothing changed: a comparison with the last reading then sees no difference.
         if any(after is not before for after, before in zip(devices, spec.devices, strict=True)):
             found[number] = replace(resource_slice, spec=replace(spec, devices=tuple(devices)))
     return tuple(found)

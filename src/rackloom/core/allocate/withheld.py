@@ -1,8 +1,8 @@
-"""What DeviceTaintRules keep from claims that are pending.
+"""The devices that DeviceTaintRules keep from pending claims.
 
 A claim is held up by rules if it finds no devices as things are, and would find some without the rules. The
 devices that it would get then, and the rules that taint them, are the answer. Each claim is tried alone and
-on any node: other claims of its pod, and what the pod asks of nodes, are not looked at.
+on any node: other claims of its pod, and the pod's requirements on nodes, are not looked at.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, 
 
 
 class DeviceSupply(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices of a cluster, and which of them claims have."""
+    """The devices of a cluster, and those that claims hold."""
 
     nodes: tuple[Node, ...]
     classes: tuple[DeviceClass, ...]
@@ -37,7 +37,7 @@ class DeviceSupply(msgspec.Struct, frozen=True, kw_only=True):
 def withheld_devices(
     claims: Iterable[ResourceClaim], supply: DeviceSupply
 ) -> list[tuple[WithheldDevice, ...]]:
-    """For each claim what the rules keep from it; empty where they are not what holds it up."""
+    """The devices that the rules keep from each claim. Empty if the rules do not hold it up."""
     tainted = _fleet(supply, with_taint_rules(supply.slices, supply.rules))
     untainted = _fleet(supply, supply.slices)
     found = []

@@ -1,14 +1,14 @@
 """The devices of nodes as their slices write them, for the indexes, which read many nodes to find one.
 
-To gather what a node reaches costs several times as much as to look at one attribute of its devices. It can
-be left out where all slices near a node name that node: nothing else decides whether they reach it. What is
-written then has all devices that the node reaches, and perhaps some of an older generation or of a pool in
-trouble. More devices make an index visit more nodes, which changes no answer. Near slices that select nodes
-the pools are gathered.
+To gather the pools of a node costs several times as much as to look at one attribute of its devices. It can
+be left out if all slices near a node name that node: nothing else decides whether they reach it. The slices
+then have all devices that the node reaches, and perhaps some of an older generation or of a pool in trouble.
+More devices make an index visit more nodes, which changes no answer. If slices near a node select their
+nodes, the pools are gathered.
 
 `WrittenDevices` also notes which nodes have a value that cannot be read. `PassingDevices` leaves out the
-devices that the selectors before a pin refuse, and runs these once for all devices that are equal in what
-they read.
+devices that the selectors before a pin refuse, and runs these once for all devices that are equal in the
+values that they read.
 """
 
 from collections.abc import Hashable, Sequence
@@ -40,7 +40,7 @@ class WrittenDevices:
         self._state = bytearray(len(nodes.nodes))
 
     def of(self, number: int) -> DevicesByDriver | None:
-        """Those of a node; None where a search must visit it, because something there cannot be read."""
+        """The devices of a node, or None if a search must visit it because a value cannot be read."""
         if self._state[number] == _UNREADABLE:
             return None
         slices = self._nodes.index.near(self._nodes.nodes[number].metadata.name)
@@ -59,7 +59,7 @@ class WrittenDevices:
         return [(slice_.spec.driver, slice_.spec.devices) for slice_ in slices]
 
     def forget(self, number: int) -> None:
-        """The devices of a node changed."""
+        """Note that the devices of a node changed."""
         self._state[number] = _UNREAD
 
 
@@ -86,7 +86,7 @@ class PassingDevices:
         self._verdicts: dict[Hashable, bool | None] = {}
 
     def of(self, number: int) -> DevicesByDriver | None:
-        """Those of a node; None where a search must visit it, because something there cannot be read."""
+        """The devices of a node, or None if a search must visit it because a value cannot be read."""
         written = self._written.of(number)
         if written is None or not self._earlier:
             return written
@@ -123,7 +123,7 @@ class PassingDevices:
         return found
 
     def _passes(self, driver: str, device: Device) -> bool | None:
-        """Whether the selectors let the device through; None where one of them fails."""
+        """Whether the selectors let the device through, or None if one of them fails."""
         view = DeviceView.of_device(driver, device)
         for expression in self._earlier:
             result = self._selectors.evaluate(expression, view)

@@ -2,8 +2,8 @@
 
 `compiler.compile_selector` runs these stages:
 
-1. `parse`: Google's CEL parser reads the text; macros it does not know are expanded on the tree
-   (`syntax`).
+1. `parse`: Google's CEL parser reads the text. Macros that it does not know are expanded on the
+   tree (`syntax`).
 2. `check`: types and overloads (`types`, `environment`, `library`), constant folding, literal
    validation.
 3. `cost`, `call_costs`: the worst-case cost, by which the API server admits or refuses an expression.

@@ -1,9 +1,9 @@
-"""The price of every call, before any device is known and at run time, by upstream's tables.
+"""The cost of every call, estimated without a device and charged at run time, by upstream's tables.
 
 Upstream has two tables: the estimate, by which the API server admits an expression, and the charge, which
 counts against the limit of one evaluation. `CALL_COSTS` has both of a function side by side. Mostly they
 are one formula over the sizes of the operands (`_by_sizes`): the estimate applies it to ranges of sizes,
-the charge to exact ones. Where upstream's tables differ, the rule has two functions.
+the charge to exact ones. If upstream's tables differ, the rule has two functions.
 
 A `CostRange` is a pair of unsigned 64-bit numbers. Addition, multiplication and scaling saturate, as
 upstream has it, except where upstream itself wraps (`_wrapped`). Sizes of unknown origin reach up to
@@ -75,14 +75,14 @@ WIDEST = CostRange(UINT64_MAX, 0)
 
 
 class ElementSizes(NamedTuple):
-    """Sizes of what a list or map contains."""
+    """Sizes of the keys and values in a list or map."""
 
     kind: str
     key: CostRange
     value: CostRange
 
     def union(self, other: "ElementSizes | None") -> "ElementSizes | None":
-        """Sizes of what may come from either container, if both are known."""
+        """Sizes that cover the contents of either container, if both are known."""
         if other is None:
             return None
         return ElementSizes(self.kind, self.key.union(other.key), self.value.union(other.value))
@@ -92,7 +92,7 @@ DevicePath = tuple[str, ...]
 
 
 class SizeLimit(msgspec.Struct, frozen=True):
-    """The largest size of a part of a device, and where its parts are."""
+    """The largest size of a part of a device, with the limits of the parts below it."""
 
     size: int
     fields: Mapping[str, "SizeLimit"] | None = None
@@ -114,7 +114,7 @@ _DEVICE = SizeLimit(
 
 
 def device_size(path: DevicePath | None) -> CostRange | None:
-    """The size of what a path leads to, by the limits of the API."""
+    """The size of the value at a path, by the limits of the API."""
     if not path or path[0] != "device":
         return None
     here = _DEVICE
@@ -154,12 +154,12 @@ class CostOperand(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> CostRange:
-        """Its size, where the expression itself determines it."""
+        """Its size, if the expression itself determines it."""
         return self.known if self.known is not None else UNKNOWN_SIZE
 
     @property
     def full_size(self) -> CostRange:
-        """Its size, where the limits of devices count too."""
+        """Its size. The limits of devices count too."""
         return self.known or device_size(self.path) or UNKNOWN_SIZE
 
     @property
@@ -191,7 +191,7 @@ class CallCost(NamedTuple):
 
 
 def size_of_value(value: Any) -> int:
-    """Length of strings, lists, maps and addresses; one for everything else."""
+    """Length of strings, lists, maps and addresses. The size of any other value is one."""
     if isinstance(value, str | bytes | list | dict):
         return len(value)
     if isinstance(value, IP | CIDR):
@@ -200,19 +200,19 @@ def size_of_value(value: Any) -> int:
 
 
 def _size_inside(value: Any) -> int:
-    """The size of a value, or of what an optional holds."""
+    """The size of a value, or of the value in an optional."""
     present = isinstance(value, OptionalValue) and value.present
     return size_of_value(value.value if present else value)
 
 
 def estimate_of(overload: str, function: str) -> Estimate | None:
-    """How a call is estimated; None for one unit."""
+    """The estimate of a call's cost, or None if it costs one unit."""
     by_overload, by_function = CALL_COSTS.get(overload), CALL_COSTS.get(function)
     return (by_overload and by_overload.estimate) or (by_function and by_function.estimate)
 
 
 def charge_of(overload: str, function: str) -> Charge:
-    """How a call is charged; `overload` is empty where run time chooses it."""
+    """The run-time charge of a call. `overload` is empty if run time chooses it."""
     by_overload, by_function = CALL_COSTS.get(overload), CALL_COSTS.get(function)
     charge = (by_overload and by_overload.charge) or (by_function and by_function.charge)
     return charge or (lambda args, result: 1)
@@ -222,7 +222,7 @@ def charge_of(overload: str, function: str) -> Charge:
 
 
 Formula = Callable[..., int]
-"""From sizes to the cost, without saturation at 64 bits; it does not shrink when a size grows."""
+"""From sizes to the cost, without saturation at 64 bits. The cost does not shrink when a size grows."""
 
 
 def _by_sizes(
@@ -232,9 +232,9 @@ def _by_sizes(
     full: bool = True,
     size: Callable[[Operands], CostRange] | None = None,
 ) -> CallCost:
-    """The cost by a formula over the sizes of the first `count` operands; `size` is that of the result.
+    """The cost by a formula over the sizes of the first `count` operands. `size` is that of the result.
 
-    Without `full`, the estimate leaves the limits of devices out of account, as upstream does.
+    Without `full`, the estimate ignores the limits of devices, as upstream does.
     """
 
     def estimate(of: Operands) -> CallEstimate | None:
@@ -301,7 +301,7 @@ def _wrapped(value: int) -> int:
 
 
 def _estimate_traversal(of: Operands) -> CallEstimate:
-    """One unit for each element, and for strings their length; a string itself is walked."""
+    """One unit for each element, and for strings their length. A string itself is walked."""
     target = of[0]
     if not target.type.params:
         return CallEstimate(target.full_size.scaled(_STRING))
@@ -330,7 +330,7 @@ def _replaced_size(of: Operands) -> CostRange:
 
 
 def _replacements(text: int, old: int, everywhere: bool, no_gain: bool) -> tuple[int, int]:
-    """How often something is replaced, and how much of the text stays, for one end of the range."""
+    """The number of replacements, and the size of the remaining text, for one end of the range."""
     if everywhere:
         return min(text + 1, UINT64_MAX), text
     if no_gain:
@@ -391,7 +391,7 @@ def _address_search(*, whole_range: bool, parsed: bool) -> CallCost:
 
 
 def _list_of_size(size: Callable[[Operands], CostRange]) -> CallCost:
-    """A call that builds a list; the charge counts the list that was built."""
+    """A call that builds a list. The charge counts the list that was built."""
 
     def estimate(of: Operands) -> CallEstimate:
         built = size(of)
@@ -459,7 +459,7 @@ CALL_COSTS: dict[str, CallCost] = {
     "string_to_bytes": _by_sizes(_walk(_STRING), 1, full=False, size=_resized(1, 4, 0)),
     "bytes_to_string": _by_sizes(_walk(_STRING), 1, full=False, size=_resized(0.25, 1, 0)),
     "strings_quote": _by_sizes(_walk(_STRING), 1, full=False, size=_resized(1, 2, 2)),
-    # Upstream estimates these by what is looked for, and charges for the text that is searched.
+    # Upstream estimates these by the text that is looked for, and charges for the text that is searched.
     **dict.fromkeys(
         ("starts_with_string", "ends_with_string"),
         CallCost(lambda of: CallEstimate(of[1].size.scaled(_STRING)), _WALK.charge),

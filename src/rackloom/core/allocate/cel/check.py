@@ -3,10 +3,10 @@
 `check_types` resolves names and overloads as cel-go's checker does. It walks the tree once, keeps
 bindings of type variables, collects all overloads that fit each call, and raises `CompileError` at the
 first part that does not type-check. Namespaced functions such as `optional.of` become calls without a
-target. Where the result types of several overloads differ, the call has type dyn.
+target. If several overloads fit and their result types differ, the call has type dyn.
 
-`constant_value` folds what does not depend on the device: literals, lists and maps of them, type names,
-and converted literals. Upstream folds the same parts when it builds a program, which has two visible
+`constant_value` folds the parts that do not depend on the device: literals, lists and maps of them, type
+names, and converted literals. Upstream folds the same parts when it builds a program, which has two visible
 effects: such parts cost nothing at run time, and a conversion that must fail is refused at once.
 
 `validate_literals` refuses well-typed expressions that can never work: malformed regular expressions,
@@ -359,7 +359,7 @@ class _TypeChecker:
 
 
 def _message_builder(node: MessageNode, declared: MessageType) -> Overload:
-    """What builds a message of the values of its fields, as a function of its own."""
+    """The function that builds a message from the values of its fields."""
     fields = [(field.name, field.optional) for field in node.fields]
 
     def build(*values: Any) -> Any:
@@ -378,7 +378,7 @@ def _message_builder(node: MessageNode, declared: MessageType) -> Overload:
 
 
 def _dotted(node: CelNode) -> str | None:
-    """`a.b.c` as one name, if that is what the node is."""
+    """`a.b.c` as one name, if the node has that form."""
     match node:
         case Ident():
             return node.name
@@ -428,7 +428,7 @@ def is_primitive(value: Any) -> bool:
 
 
 def same_primitive(value: Any, member: Any) -> bool:
-    """Membership in such a set: by type and value, and across numeric types where no digit is lost."""
+    """Membership in such a set: by type and value, and across numeric types if no digit is lost."""
     if type(value) is bool or type(member) is bool:
         return value is member
     return is_primitive(value) and bool(value == member)
@@ -457,7 +457,7 @@ def validate_literals(checked: CheckedExpression) -> None:
 
 
 def _validate(node: CelNode, checked: CheckedExpression, *, formatted: bool) -> None:
-    """The node and everything below it. `formatted`: it is an argument of format, where types may mix."""
+    """Validate the node and its subtree. `formatted`: it is an argument of format, which may mix types."""
     try:
         match node:
             case Call():
@@ -514,7 +514,7 @@ def _validate_format(template: str, args: ListNode, checked: CheckedExpression) 
 
 
 def _unshowable(verb: str, node: CelNode, checked: CheckedExpression) -> CelNode | None:
-    """The first part of an argument whose static type the verb does not take."""
+    """The first part of an argument that has a static type the verb does not take."""
     type_ = types.unwrapped(checked.types[node.id])
     if type_ != types.DYN and type_.name not in FORMAT_VERB_TYPES[verb]:
         return node
@@ -526,7 +526,7 @@ def _unshowable(verb: str, node: CelNode, checked: CheckedExpression) -> CelNode
 
 
 def _require_one_type(checked: CheckedExpression, items: list[tuple[CelNode, bool]]) -> None:
-    """All items have one type; dyn is a type of its own here."""
+    """Require that all items have one type. Here dyn is a separate type."""
     wanted: CelType | None = None
     for node, optional in items:
         found = types.without_optional(checked.types[node.id]) if optional else checked.types[node.id]

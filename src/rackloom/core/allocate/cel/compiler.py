@@ -5,8 +5,8 @@ Results are cached by expression and environment. The type must be bool, or the 
 which is known only at run time.
 
 `Program.matches` runs the generated fast path, and the exact evaluator when that path does not apply or
-raises; that one is built when it is first needed. `Program.evaluate` always runs the exact evaluator
-and reports the cost.
+raises. The exact evaluator is built when it is first needed. `Program.evaluate` always runs it and
+reports the cost.
 
 `reads_of` traces which attributes and capacities the result can depend on, by following paths that
 start at `device` through selections, indexes and `cel.bind`. `Program.key` gives the values of these
@@ -34,11 +34,11 @@ from rackloom.core.allocate.cel.syntax import Call, CelNode, Const, Fold, Ident,
 from rackloom.core.allocate.cel.values import DomainMap, SemanticVersion, type_name
 from rackloom.core.allocate.quantity import Quantity
 
-# What a selector can read of a device.
+# The parts of a device that a selector can read.
 
 
 Read = tuple[str, str | None, str | None]
-"""Kind (`driver`, `allowMultipleAllocations`, `attribute`, `capacity`), domain, identifier; None is any."""
+"""Kind (`driver`, `allowMultipleAllocations`, `attribute`, `capacity`), domain, identifier. None is any."""
 
 _KINDS = {"attributes": "attribute", "capacity": "capacity"}
 _LEAF = 3
@@ -69,7 +69,7 @@ def _reads_of_path(path: ReadPath) -> Iterable[Read]:
 
 
 class _ReadTracer:
-    """Follows paths that start at the device; what is done with one decides how much of it is read."""
+    """Follows paths that start at the device. The use of a path decides how much of it is read."""
 
     def __init__(self) -> None:
         self.paths: set[ReadPath] = set()
@@ -82,7 +82,7 @@ class _ReadTracer:
             self.paths.add(path)
 
     def follow(self, node: CelNode) -> ReadPath | None:
-        """The path that `node` is, unread so far; None for anything else, whose parts are then used."""
+        """The path that `node` is, not yet read. Any other node gives None, and its parts count as read."""
         match node:
             case Ident():
                 name = node.name.removeprefix(".")
@@ -92,7 +92,7 @@ class _ReadTracer:
             case Call(function="_[_]" | "_[?_]" | "_?._", args=(operand, key)):
                 if isinstance(key, Const):
                     return self.step(operand, key.value if isinstance(key.value, str) else None)
-                # A key that is computed may be any, and what it is computed from matters as well.
+                # A computed key may be any key, and the values that it is computed from matter as well.
                 self.use(key)
                 return self.step(operand, None)
             case Call(function="@in", args=(Const(value=str(key)), container)):
@@ -106,7 +106,7 @@ class _ReadTracer:
                 self.scopes.pop()
                 return result
             case Fold():
-                # Variables of a loop stand for no path. What they run over is read as a whole.
+                # Variables of a loop stand for no path. The range of the loop is read as a whole.
                 self.use(node.iter_range)
                 self.use(node.accu_init)
                 self.scopes.append({node.accu_var: None, node.iter_var: None, node.iter_var2: None})
@@ -161,7 +161,7 @@ def _values_read(domains: DomainMap, domain: str | None, identifier: str | None)
 
 
 def _hashable(value: Any) -> Hashable:
-    """A hashable stand-in that tells types apart, as Python's 1 and True would not."""
+    """A hashable stand-in that distinguishes types, unlike Python's 1 and True."""
     if isinstance(value, list):
         return tuple(map(_hashable, value))
     if isinstance(value, Quantity):
@@ -179,7 +179,7 @@ _CACHED_PROGRAMS = 4096
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One evaluation: `value` or `error` is set. `cost` is None where the device itself was at fault."""
+    """One evaluation: `value` or `error` is set. `cost` is None if the device itself was at fault."""
 
     value: bool | None
     error: EvaluationError | None
@@ -198,11 +198,11 @@ class Program:
 
     expression: str
     reads: frozenset[Read]
-    """What the result can depend on, as (kind, domain, identifier); None is any."""
+    """The reads that the result can depend on, as (kind, domain, identifier). None is any."""
     output: str
-    """Static type of the result: bool, or dyn where it is known only at run time."""
+    """Static type of the result: bool, or dyn if it is known only at run time."""
     max_cost: int
-    """Worst case of one evaluation; 2**64 - 1 where nothing bounds it."""
+    """Worst case of one evaluation, or 2**64 - 1 if nothing bounds it."""
     run: Evaluator
     fast: FastFunction | None
     keys: Callable[[DeviceView], Hashable]
@@ -219,7 +219,7 @@ class Program:
         return self.evaluate(view).truth()
 
     def evaluate(self, view: DeviceView, cost_limit: int = COST_LIMIT) -> "EvaluationResult":
-        """The truth value or error for a device, and what it cost."""
+        """The truth value or error for a device, and the cost."""
         if view.problem is not None:
             return EvaluationResult(None, EvaluationError(view.problem), None)
         frame = EvaluationFrame(view.variable, cost_limit)
@@ -248,7 +248,7 @@ def compile_selector(
     consumable_capacity: bool = True,
     list_type_attributes: bool = True,
 ) -> Program:
-    """Parse, check and prepare a selector. Raises CompileError, which says where and what to write instead.
+    """Parse, check and prepare a selector. Raises CompileError with the position and a hint.
 
     The features matter to `environment="new"` only: stored expressions may use everything.
     """

@@ -1,11 +1,11 @@
-"""The worst-case cost of a selector, known before any device is: the API server's admission criterion.
+"""The worst-case cost of a selector, without any device: the API server's admission criterion.
 
-The estimator walks the tree once. For each node it carries its size, the sizes of what it contains, and
-the path from the device that leads to it; the path gives the API's size limits. A comprehension costs
-its range size times the cost of condition and step. The range of a conditional covers both branches.
-Where several overloads fit, their ranges are united.
+The estimator walks the tree once. For each node it carries its size, the sizes of its contents, and the
+path from the device that leads to it. The path gives the API's size limits. A comprehension costs its
+range size times the cost of condition and step. The range of a conditional covers both branches. If
+several overloads fit, their ranges are united.
 
-`max_cost` is 2**64 - 1 where nothing bounds the cost.
+`max_cost` is 2**64 - 1 if nothing bounds the cost.
 """
 
 import msgspec
@@ -45,7 +45,7 @@ _STRING = 0.1
 
 
 class LocalVariable(msgspec.Struct, frozen=True):
-    """What is known of a local variable."""
+    """The known facts of a local variable."""
 
     path: DevicePath | None
     size: CostRange | None
@@ -53,7 +53,7 @@ class LocalVariable(msgspec.Struct, frozen=True):
 
 
 def max_cost(checked: CheckedExpression) -> int:
-    """The worst-case cost of one evaluation; 2**64 - 1 where nothing bounds it."""
+    """The worst-case cost of one evaluation, or 2**64 - 1 if nothing bounds it."""
     return _CostEstimator(checked).cost(checked.root).high
 
 

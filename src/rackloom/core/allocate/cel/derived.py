@@ -2,8 +2,8 @@
 
 A derived attribute has an expression over `device`, as a selector has, but its result is a value for
 constraints to compare: a string, integer, boolean or semantic version, or a list of one of these. An
-expression whose static type can be nothing of the kind does not compile. Where the type is known only at
-run time, any other value is an error of the evaluation.
+expression does not compile if its static type excludes all of these. If the type is known only at run
+time, any other value is an error of the evaluation.
 
 The exact evaluator runs it. `DerivedProgram.key` gives the values that it reads: devices with equal keys
 have equal values, so one evaluation serves all of them.
@@ -35,7 +35,7 @@ _FIELDS: dict[type, tuple[str, str]] = {
     str: ("string", "strings"),
     SemanticVersion: ("version", "versions"),
 }
-"""Of each type of a value, the fields of an attribute for one of it and for a list."""
+"""The fields of an attribute for each type: one for a single value and one for a list."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +44,9 @@ class DerivedProgram:
 
     expression: str
     reads: frozenset[Read]
-    """What the value can depend on, as (kind, domain, identifier); None is any."""
+    """The reads that the value can depend on, as (kind, domain, identifier). None is any."""
     max_cost: int
-    """Worst case of one evaluation; 2**64 - 1 where nothing bounds it."""
+    """Worst case of one evaluation, or 2**64 - 1 if nothing bounds it."""
     run: Evaluator
     key: Callable[[DeviceView], Hashable]
     """The values that `reads` names: devices with equal keys have equal values."""
@@ -107,7 +107,7 @@ def _attribute(field: str, value: Any) -> DeviceAttribute:
 
 
 def _plain(value: Any) -> Any:
-    """What upstream takes for the value itself: an optional counts as what it holds, a type as its name."""
+    """The value as upstream takes it: an optional counts as the value in it, a type as its name."""
     if type(value) is OptionalValue:
         return _plain(value.value) if value.present else None
     return value.name if type(value) is TypeName else value

@@ -1,12 +1,12 @@
 """The variable `device` and everything else that an expression may name.
 
 `environment` gives the static side: the fields of a device with their types, type names and functions.
-`stored` is what the API server accepts in objects that exist already: every feature, whatever its gate.
-`new` is what it accepts in new objects, where gated features must be on. Without list attributes, an
+In objects that exist already, the API server accepts the `stored` kind: every feature, gated or not. In
+new objects it accepts the `new` kind, for which gated features must be on. Without list attributes, an
 attribute has the type google.protobuf.Any and `includes` does not exist.
 
 `DeviceView` gives the values: attributes and capacities of one device by domain. A name without a
-domain belongs to the driver's domain. A value is read when a selector first asks for it, because most
+domain belongs to the driver's domain. A value is read when a selector first needs it, because most
 selectors read few of them. A malformed value does not raise: `problem` then fails every selector on
 that device.
 """
@@ -28,7 +28,7 @@ from rackloom.core.allocate.quantity import Quantity
 
 
 class FieldValues(dict[str, Any]):
-    """Attributes or capacities by `domain/identifier`, each read when first asked for.
+    """Attributes or capacities by `domain/identifier`, each read on first use.
 
     A domain with a slash is not of this form and is found in `by_domain` alone.
     """
@@ -65,7 +65,7 @@ class FieldValues(dict[str, Any]):
         return domain == self._driver and "/" not in identifier and identifier in self._raw
 
     def value_or(self, key: str, default: Any) -> Any:
-        """The value under `domain/identifier`, or the default where there is none."""
+        """The value under `domain/identifier`, or the default if there is none."""
         try:
             return self[key]
         except KeyError:
@@ -100,8 +100,8 @@ class FieldValues(dict[str, Any]):
 class DeviceView:
     """One device, its attributes and capacities by domain. Build it once, evaluate many selectors on it.
 
-    Building it reads no more than what tells whether the device is malformed. Then `problem` is set, and
-    every selector on it fails with that error.
+    Building it reads only the values that show whether the device is malformed. If it is, `problem` is
+    set, and every selector on it fails with that error.
     """
 
     __slots__ = ("_variable", "allow_multiple_allocations", "attributes", "capacity", "driver", "problem")
@@ -130,7 +130,7 @@ class DeviceView:
     ) -> "DeviceView":
         """A view from API JSON values: `{"numa": {"int": 0}}` and `{"memory": "80Gi"}`.
 
-        Names without a domain get the driver as theirs.
+        Names without a domain get the driver's domain.
         """
         read = {name: _attribute_of(wrapped) for name, wrapped in attributes.items()}
         return cls(driver, read, capacity, allow_multiple_allocations)
@@ -170,7 +170,7 @@ def _attribute_of(wrapped: Mapping[str, Any]) -> DeviceAttribute:
 def _problem_of(
     attributes: Mapping[str, DeviceAttribute], capacity: Mapping[str, Amount | DeviceCapacity]
 ) -> str | None:
-    """Why the device is malformed: an attribute without a value, or a text that is no version or quantity."""
+    """The reason why the device is malformed: a missing value, or a text that is no version or quantity."""
     for name, attribute in attributes.items():
         if (
             attribute.string is None and attribute.int_ is None and attribute.bool_ is None
@@ -188,7 +188,7 @@ def _problem_of(
 
 
 def _attribute_value(attribute: DeviceAttribute) -> Any:
-    """The one value that is set; lists come first, as upstream looks for them first."""
+    """The one value that is set. Lists come first, as upstream looks for them first."""
     for items in (attribute.ints, attribute.bools, attribute.strings):
         if items is not None:
             return list(items)
@@ -235,7 +235,7 @@ _ADVICE = {
 
 
 class CelEnvironment(msgspec.Struct, frozen=True, eq=False):
-    """Names and what they mean. `attribute` is the static type of attribute values."""
+    """Names and their meanings. `attribute` is the static type of attribute values."""
 
     fields: Mapping[str, CelType]
     functions: Mapping[str, tuple[Overload, ...]]
@@ -243,7 +243,7 @@ class CelEnvironment(msgspec.Struct, frozen=True, eq=False):
     type_names: Mapping[str, CelType]
 
     def advice(self, name: str) -> str | None:
-        """What to write instead of an unknown name, where that is known."""
+        """The replacement for an unknown name, or None if there is no advice."""
         return _ADVICE.get(name.split(".")[0])
 
 
@@ -251,7 +251,7 @@ class CelEnvironment(msgspec.Struct, frozen=True, eq=False):
 def environment(
     kind: str = "stored", *, consumable_capacity: bool = True, list_type_attributes: bool = True
 ) -> CelEnvironment:
-    """The environment for `stored` or `new` expressions; the features count for `new` only."""
+    """The environment for `stored` or `new` expressions. The features count for `new` only."""
     if kind not in ("stored", "new"):
         raise ValueError(f"environment must be 'stored' or 'new', not {kind!r}")
     lists = kind == "stored" or list_type_attributes

@@ -1,17 +1,16 @@
 """The two ways in which a selector fails: it does not compile, or it has no answer for one device.
 
-Messages follow upstream's texts, because users compare them. `CompileError` also gives line, column
-and, where known, what to write instead. `CostExceeded` is the one evaluation error that no operator
-absorbs.
+Messages follow upstream's texts, because users compare them. `CompileError` also gives line and column,
+and a hint if a replacement is known. `CostExceeded` is the one evaluation error that no operator absorbs.
 """
 
 KEY_HINT = "consider .? with orValue, or has(), for attributes that a device may lack"
 
 
 class CompileError(ValueError):
-    """The expression is refused before any device is looked at.
+    """The expression is refused before it runs on any device.
 
-    `line` and `column` count from 1; `hint` says what to write instead, where that is known.
+    `line` and `column` count from 1. `hint` gives the replacement, if one is known.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class CompileError(ValueError):
 
 
 class EvaluationError(Exception):
-    """The expression has no truth value for this device; upstream aborts the scheduling attempt for it."""
+    """The expression has no truth value for this device. Upstream then aborts the scheduling attempt."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message if hint is None else f"{message} ({hint})")
@@ -44,7 +43,7 @@ class EvaluationError(Exception):
 
 
 class CostExceeded(EvaluationError):
-    """Evaluation cost more than the limit; no operator absorbs this."""
+    """Evaluation cost more than the limit. No operator absorbs this error."""
 
     def __init__(self) -> None:
         super().__init__("operation cancelled: actual cost limit exceeded")

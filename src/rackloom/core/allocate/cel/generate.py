@@ -1,16 +1,16 @@
 """The fast path: a selector compiled to Python functions over a device view.
 
-It covers expressions whose cost the static estimate bounds: comparisons of fields, calls, `cel.bind`, and
-comprehensions that yield a bool, a number or a list. Generated code either gives the answer of the exact
+It covers expressions with a cost that the static estimate bounds: comparisons of fields, calls, `cel.bind`,
+and comprehensions that yield a bool, a number or a list. Generated code either gives the answer of the exact
 evaluator or raises, and then the exact evaluator decides. Errors, their absorption and their texts
 therefore have one implementation.
 
 - A path with constant names, such as `device.attributes["d"].x`, is one look-up. A name that `cel.bind`
-  gives to a path stands for that path; any other bound value is computed where it is bound.
+  gives to a path stands for that path. Any other bound value is computed at its binding.
 - A comparison or call looks at the class of its operands and calls the implementation directly. Python
   compares bool, int, float and str as CEL does only when both sides have the same class.
-- A comprehension becomes a function of its own with a loop. Names in scope are its parameters. Lists grow
-  in place, because nothing else refers to an accumulator.
+- A comprehension becomes a separate function with a loop. Names in scope are its parameters. Lists grow in
+  place, because nothing else refers to an accumulator.
 
 Names reach the generated source through `repr`, literals as bound values, so no text of the expression is
 executed. Python compiles a source once: selectors often differ in their literals alone. Local variables are
@@ -46,7 +46,7 @@ _MAX_OVERLOADS = 4
 DevicePath = tuple[str, ...]
 """Constant names of a path that starts at the device."""
 Scope = Mapping[str, str | DevicePath]
-"""What each name in scope stands for: a local variable of the generated code, or a path."""
+"""The meaning of each name in scope: a local variable of the generated code, or a path."""
 
 
 class NotCompilable(Exception):
@@ -95,7 +95,7 @@ def _few_names(names: Collection[str]) -> Collection[str]:
 
 
 class _PythonWriter:
-    """Writes nodes as Python expressions; `names` are the values that they refer to."""
+    """Writes nodes as Python expressions. `names` are the values that they refer to."""
 
     def __init__(self, checked: CheckedExpression) -> None:
         self.checked = checked
@@ -121,7 +121,7 @@ class _PythonWriter:
         return f"t{self.locals}"
 
     def constant(self, node: CelNode) -> Any:
-        """The value of a node that no device changes, or NOT_CONSTANT."""
+        """The value of a node if it is the same for every device, or NOT_CONSTANT."""
         value = check.constant_value(node, self.checked)
         if value is check.NOT_CONSTANT and isinstance(node, Call) and node.function in _PURE_LITERALS:
             args = tuple(map(self.constant, node.operands))
@@ -133,7 +133,7 @@ class _PythonWriter:
         return self.checked.types[node.id]
 
     def truth(self, node: CelNode, scope: Scope) -> str:
-        """A node as a bool; what is only dynamically one is tested."""
+        """A node as a bool. A value of dynamic type is tested at run time."""
         code = self.value(node, scope)
         if self.type_of(node) == types.BOOL:
             return code
@@ -166,7 +166,7 @@ class _PythonWriter:
     # Paths.
 
     def path(self, node: CelNode, scope: Scope) -> DevicePath | None:
-        """The path that a node is, with names known beforehand; None for anything else."""
+        """The path that a node is, with names known beforehand, or None if it is no such path."""
         match node:
             case Ident():
                 found = scope.get(node.name.removeprefix("."))
@@ -251,7 +251,7 @@ class _PythonWriter:
                 (Call(function="_?._" | "_[?_]", args=(operand, Const(value=str(key)))), other),
             ):
                 fields, domain = self.domain(operand, scope)
-                # Only a constant may be computed where the value is there: it raises no error.
+                # The default is computed even if the value is present. A constant raises no error then.
                 if self.constant(other) is check.NOT_CONSTANT:
                     raise NotCompilable
                 return f"{fields}.value_or({f'{domain}/{key}'!r}, {self.value(other, scope)})"
@@ -264,7 +264,7 @@ class _PythonWriter:
         return self.dispatched(node, scope)
 
     def dispatched(self, node: Call, scope: Scope) -> str:
-        """A call, by the classes of its arguments where few overloads fit; else they are looked through."""
+        """A call, by the classes of its arguments if few overloads fit, or else by `dispatch`."""
         overloads = self.checked.overloads[node.id]
         known = [self.constant(arg) for arg in node.operands]
         args, found = [], []
@@ -279,7 +279,7 @@ class _PythonWriter:
         code = "".join(f"{call} if {test} else " for call, test in branches) + general
         if not args:
             return f"{self.name(overloads[0].impl)}()"
-        # The arguments are computed first, in order; the last part of the tuple is the call.
+        # The arguments are computed first, in order. The last part of the tuple is the call.
         return f"({', '.join((*found, code))})[-1]" if found else f"({code})"
 
     def direct_calls(
@@ -287,7 +287,8 @@ class _PythonWriter:
     ) -> list[tuple[str, str]]:
         """The call and the test of each overload that the constant arguments leave, in order.
 
-        Only as far as the test is exact: the first overload whose types a class does not tell ends it.
+        The list ends at the first overload with types that a class does not determine, because the test
+        is exact only up to there.
         """
         branches: list[tuple[str, str]] = []
         for overload in overloads:
@@ -308,7 +309,7 @@ class _PythonWriter:
         return branches
 
     def class_test(self, param: CelType, value: Any, arg: str) -> str | None:
-        """Whether an argument has the type of a parameter, as Python; None where its class does not tell."""
+        """The Python test for a parameter's type, or None if the argument's class does not determine it."""
         if param.kind in ("dyn", "any", "param"):
             return "True"
         # The class of a list shows nothing of its items, so the parameter has to take lists of anything.
@@ -323,7 +324,7 @@ class _PythonWriter:
         return f"{arg}.__class__ in {self.name(classes)}"
 
     def compared(self, first: CelNode, second: CelNode, scope: Scope, operator: str, general: str) -> str:
-        """Compare directly where one side is a literal and the other turns out to be of its class."""
+        """Compare directly if one side is a literal and the other turns out to be of its class."""
         for position, side in enumerate((first, second)):
             known = self.constant(side)
             if type(known) in _COMPARED:
@@ -401,7 +402,7 @@ class _PythonWriter:
         return f"{name}({', '.join(('view', 'a', 'c', items, *captured))})"
 
     def items(self, node: Fold, scope: Scope) -> str:
-        """What a comprehension runs over, as a list."""
+        """The range of a comprehension, as a list."""
         known = self.constant(node.iter_range)
         if known is not check.NOT_CONSTANT:
             if type(known) is not list or len(known) > _MAX_ITEMS:

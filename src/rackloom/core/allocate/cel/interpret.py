@@ -1,12 +1,12 @@
 """The exact evaluator: CEL's rules for errors and upstream's run-time cost, node by node.
 
 `interpreter` turns every node into one closure over an `EvaluationFrame`. An error is a value that
-strict calls pass on; only running over the cost limit is raised.
+strict calls pass on. Only a cost over the limit is raised.
 
 Cost follows cel-go's attribute model. A path such as `device.attributes["d"].x` is one attribute: its
 start costs one unit, and so does every qualifier, except an optional one that finds nothing. A branch
 of `?:` that is an attribute does not pay for its start. A strict call with up to two arguments
-evaluates both even if the first fails, and charges both; one with more arguments stops at the first
+evaluates both even if the first fails, and charges both. One with more arguments stops at the first
 error.
 """
 
@@ -55,7 +55,7 @@ _LIST_COST, _MAP_COST = 10, 30
 
 
 class _AttributePath(msgspec.Struct, frozen=True):
-    """Something that can be selected from: `root` charges what reaching the start costs when observed."""
+    """A value that can be selected from. `root_cost` is the charge for its start when it is observed."""
 
     code: Evaluator
     root_cost: int
@@ -154,7 +154,7 @@ class _EvaluatorBuilder:
         return run
 
     def branch(self, node: CelNode) -> Evaluator:
-        """A branch of ?:, whose path is not charged for its start."""
+        """A branch of ?:, without the charge for the start of its path."""
         if self.is_attribute(node) and check.constant_value(node, self.checked) is check.NOT_CONSTANT:
             return self.path(node).code
         return self.plan(node)
@@ -293,7 +293,7 @@ _ABSENT = object()
 
 
 def _inside_optional(value: Any) -> Any:
-    """The value of an element with a question mark: an error stays, and what is absent is left out."""
+    """The value of an element with a question mark. An error stays, and an absent value is left out."""
     if isinstance(value, EvaluationError):
         return value
     if type(value) is not OptionalValue:

@@ -1,8 +1,8 @@
-"""From text to syntax tree: Google's CEL parser reads the text, this module decodes what it returns.
+"""From text to syntax tree: Google's CEL parser reads the text, and this module decodes its result.
 
 The parser (cel-expr-python) hands out a serialised `cel.expr.ParsedExpr`. Its protobuf wire form is
-decoded here by field number; no generated code is needed. Macros that the parser does not know arrive
-as plain calls and are expanded afterwards.
+decoded here by field number, without generated code. Macros that the parser does not know arrive as
+plain calls and are expanded afterwards.
 
 Three things are refused that the parser would take or report in other words: expressions over 10 KiB
 (the API's limit), names in backticks, which Kubernetes does not know, and double literals that
@@ -49,7 +49,7 @@ _TOKEN = re.compile(
     r"""//[^\n]*|[bB]?[rR][bB]?(\"\"\"|\'\'\'|"|').*?\1|(\"\"\"|\'\'\'|"|')(?:\\.|.)*?\2|(?P<tick>`)""",
     re.DOTALL,
 )
-"""What hides a backtick, or a backtick: a comment, a raw string, a string."""
+"""A backtick, or a token that may hide one: a comment, a raw string, a string."""
 
 Wire = dict[int, list[Any]]
 
@@ -72,7 +72,7 @@ def parse_expression(source: str) -> ParsedExpression:
 
 
 def _refuse_escaped_names(source: str) -> None:
-    """The parser knows names in backticks; Kubernetes does not."""
+    """Refuse names in backticks: the parser knows them, but Kubernetes does not."""
     tick = next((token for token in _TOKEN.finditer(source) if token["tick"]), None)
     if tick is not None:
         before = source[: tick.start()]
@@ -183,7 +183,7 @@ _CONSTANTS: dict[int, Callable[[Any], Any]] = {
     6: bytes.decode,
     7: bytes,
 }
-"""The alternatives of cel.expr.Constant by field number; null is not among them."""
+"""The alternatives of cel.expr.Constant by field number, without null."""
 
 
 def _ident(node_id: int, fields: Wire) -> CelNode:

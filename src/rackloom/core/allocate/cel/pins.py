@@ -1,13 +1,13 @@
-"""Which values of attributes a selector can hold for: all other devices are refused without an error.
+"""The attribute values that a selector can hold for: it refuses all other devices without an error.
 
 `device.attributes["d"].uuid == "X"` pins an attribute, and so do `in` with a list of constants and a
-comparison with an integer. A pin counts where it is the whole expression, a part of its outermost "and", or
-a part of an "or" of pins that stands there. CEL's "and" is false as soon as one part is false, whatever error
-another part has, so a device with another value of the same type is refused without an error.
+comparison with an integer. A pin counts if it is the whole expression, a part of its outermost "and", or
+a part of an "or" of pins in one of these places. CEL's "and" is false as soon as one part is false, even if
+another part is an error, so a device with another value of the same type is refused without an error.
 
-A pin says nothing about devices where the attribute is missing or of another type: to read it there may
-be an error. Only a part that is false there too takes such devices out: `device.driver == "d"`, or a
-presence test of the attribute. An expression whose cost may run over the limit pins nothing.
+A pin decides nothing for devices that lack the attribute or have it with another type: to read it there may
+be an error. Only a part that is false there too excludes such devices: `device.driver == "d"`, or a
+presence test of the attribute. An expression that may cost more than the limit pins nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _SCALARS = (str, int, bool)
 
 
 class PinnedName(NamedTuple):
-    """The attribute of a pin, and which devices it does not matter for."""
+    """The attribute of a pin, and the devices that are refused in any case."""
 
     domain: str
     identifier: str
@@ -151,7 +151,7 @@ def _attribute(node: CelNode) -> tuple[str, str] | None:
 
 
 def _named(container: CelNode, identifier: str) -> tuple[str, str] | None:
-    """Domain and identifier, where the container is the attributes of a domain."""
+    """Domain and identifier, if the container is the attributes of a domain."""
     match container:
         case Call(function="_[_]", args=(attributes, Const(value=str(domain)))):
             pass

@@ -1,17 +1,17 @@
 r"""Regular expressions as Go's `regexp` reads and runs them, on google-re2.
 
 Kubernetes matches with Go's `regexp`. RE2 is its C++ twin: same syntax, leftmost-first match, time linear in
-the text, Unicode case folding. Patterns are rewritten before RE2 sees them where the two differ:
+the text, Unicode case folding. Patterns are rewritten before RE2 sees them if the two differ:
 
-- RE2 has `\C`, one byte; Go has not.
-- RE2 takes a repetition whose count overflows for text; Go refuses it.
-- RE2 allows any Unicode letter in the name of a group; Go allows ASCII letters, digits and `_`.
+- RE2 has `\C`, one byte. Go does not have it.
+- RE2 takes a repetition for text if its count overflows. Go refuses it.
+- RE2 allows any Unicode letter in the name of a group. Go allows ASCII letters, digits and `_`.
 - Go (1.25 and later) ignores case, spaces, `_` and `-` in the name of a Unicode class, knows aliases such
   as `\p{Letter}`, and adds Any, ASCII, Assigned, Cn and LC. Its category C includes unassigned code points.
-  For the same reason it knows no script whose name has two words.
+  For the same reason it knows no script with a name of two words.
 - RE2 runs on bytes, so that an empty `\B` can match inside a character. Such a match is skipped.
 
-What stays different: RE2 has Unicode 15.1 (627 more characters), no limit on nesting (Go's is 1000), another
+Some differences stay: RE2 has Unicode 15.1 (627 more characters), no limit on nesting (Go's is 1000), another
 limit on the compiled size, and folds case in a negated ASCII or LC inside a set. The names that Go added in
 1.25 are accepted here, and refused by Kubernetes 1.34, which is built with Go 1.24.
 `tests/cluster/test_go_regexp.py` compares both engines on random patterns.
@@ -43,13 +43,13 @@ _GO_MESSAGES = {
 
 
 class Regex:
-    """A compiled pattern. ValueError where Go refuses it, with Go's message."""
+    """A compiled pattern. Raises ValueError with Go's message if Go refuses it."""
 
     __slots__ = ("_compiled",)
 
     def __init__(self, pattern: str) -> None:
-        # What both refuse is left as it is. Only tokens that differ are looked for. Sets are one token each,
-        # because groups and quotes inside them are plain characters.
+        # Patterns that both refuse stay as they are. Only tokens that differ are rewritten. A set is one
+        # token, because groups and quotes inside it are plain characters.
         rewritten = _TOKEN.sub(_rewritten, pattern)
         try:
             self._compiled = re2.compile(rewritten, _OPTIONS)
@@ -88,7 +88,7 @@ class Regex:
 
 @functools.lru_cache(maxsize=1024)
 def compiled_regex(pattern: str) -> Regex:
-    """The pattern, ready to run. ValueError where Go would refuse it."""
+    """The pattern, ready to run. Raises ValueError if Go would refuse it."""
     return Regex(pattern)
 
 
@@ -135,7 +135,7 @@ _COMPOUND_CLASSES = {
     "Cn": ("^", _ASSIGNED),
     "Lc": ("", r"\p{Lu}\p{Ll}\p{Lt}"),
 }
-"""Classes that Go has and RE2 has not, as sign and content of a set."""
+"""Classes of Go that RE2 lacks, as sign and content of a set."""
 
 
 def _rewritten(token: re.Match[str]) -> str:
@@ -162,7 +162,7 @@ def _unicode_class(token: re.Match[str], *, in_set: bool) -> str:
         return rf"\{'P' if negated else 'p'}{{{name}}}"
     sign, content = _COMPOUND_CLASSES[name]
     ranges = _ranges(f"[{'^' if negated is not bool(sign) else ''}{content}]")
-    # Go folds no case in the complement of a class; RE2 would fold these ranges.
+    # Go folds no case in the complement of a class, but RE2 would fold these ranges.
     return ranges if in_set else f"(?-i:[{ranges}])" if negated else f"[{ranges}]"
 
 

@@ -27,10 +27,10 @@ from rackloom.core.allocate.cel.values import (
 )
 
 COST_LIMIT = 1_000_000
-"""What one evaluation may cost (resource.k8s.io CELSelectorExpressionMaxCost)."""
+"""The most that one evaluation may cost (resource.k8s.io CELSelectorExpressionMaxCost)."""
 
 _UNHASHABLE = (bytes, SemanticVersion)
-"""What upstream cannot look up in a set of constants."""
+"""Types that upstream cannot look up in a set of constants."""
 
 
 class EvaluationFrame:
@@ -62,7 +62,7 @@ class LazyValue:
         self.value: Any = None
 
     def read(self, frame: EvaluationFrame) -> Any:
-        """The value, or the error that computing it came to."""
+        """The value, or the error from computing it."""
         if not self.done:
             inner, frame.scope = frame.scope, self.scope
             self.value = self.code(frame)
@@ -86,7 +86,7 @@ def read_variable(name: str) -> Evaluator:
 
 
 def select_step(operand: Evaluator, key: Evaluator, *, optional: bool) -> Evaluator:
-    """One step of a path. After an optional step, what is missing is absent and not an error."""
+    """One step of a path. After an optional step, a missing value is absent and not an error."""
 
     def run(frame: EvaluationFrame) -> Any:
         container = operand(frame)
@@ -131,7 +131,7 @@ def has_field(operand: Evaluator, field: str) -> Evaluator:
 
 
 def logical_step(left: Evaluator, right: Evaluator, *, decides: bool) -> Evaluator:
-    """`&&` (decided by false) or `||` (decided by true); the deciding value outweighs an error."""
+    """`&&` (decided by false) or `||` (decided by true). The deciding value outweighs an error."""
 
     def run(frame: EvaluationFrame) -> Any:
         first = left(frame)
@@ -177,7 +177,7 @@ def append_step(item: Evaluator) -> Evaluator:
 
 
 def or_step(left: Evaluator, right: Evaluator, function: str) -> Evaluator:
-    """`left.or(right)` or `left.orValue(right)`; the right side is evaluated only if needed."""
+    """`left.or(right)` or `left.orValue(right)`. The right side is evaluated only if needed."""
 
     def run(frame: EvaluationFrame) -> Any:
         value = left(frame)
@@ -217,7 +217,7 @@ def is_accumulator(node: CelNode) -> bool:
 
 
 def one_variable_range(items: Any) -> Iterable[tuple[Any, Any]] | EvaluationError:
-    """What a one-variable loop runs over: elements or keys."""
+    """The range of a one-variable loop: elements or keys."""
     if type(items) is list:
         return [(item, None) for item in items]
     if isinstance(items, dict):
@@ -226,7 +226,7 @@ def one_variable_range(items: Any) -> Iterable[tuple[Any, Any]] | EvaluationErro
 
 
 def two_variable_range(items: Any) -> Iterable[tuple[Any, Any]] | EvaluationError:
-    """What a two-variable loop runs over: index and element, or key and value."""
+    """The range of a two-variable loop: index and element, or key and value."""
     if type(items) is list:
         return enumerate(items)
     if isinstance(items, dict):
@@ -248,4 +248,4 @@ _GO_NAMES = {
     "kubernetes.Semver": "cel.Semver",
     "kubernetes.Quantity": "cel.Quantity",
 }
-"""How upstream's messages name what cannot be iterated."""
+"""The names of types that cannot be iterated, in upstream's messages."""

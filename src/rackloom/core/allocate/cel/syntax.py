@@ -46,7 +46,7 @@ class Select(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A function or operator; `target` is what stands before the dot, if anything does."""
+    """A function or operator. `target` is the node before the dot, if there is one."""
 
     id: int
     target: "CelNode | None"
@@ -60,7 +60,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class ListNode(msgspec.Struct, frozen=True):
-    """`[a, ?b]`; `optional` holds the indices marked with a question mark."""
+    """`[a, ?b]`. `optional` holds the indices marked with a question mark."""
 
     id: int
     elements: tuple["CelNode", ...]
@@ -93,7 +93,7 @@ class MessageField(msgspec.Struct, frozen=True):
 
 
 class MessageNode(msgspec.Struct, frozen=True):
-    """`type.name{field: value}`; the checker makes it a call of what builds the message."""
+    """`type.name{field: value}`. The checker makes it a call of the message's builder."""
 
     id: int
     type_name: str
@@ -173,7 +173,7 @@ RESULT = "@result"
 
 
 class ParsedExpression(msgspec.Struct, frozen=True):
-    """A parsed expression: its root, and where each node begins as an offset in characters."""
+    """A parsed expression: its root, and the start of each node as an offset in characters."""
 
     source: str
     root: CelNode
@@ -182,7 +182,7 @@ class ParsedExpression(msgspec.Struct, frozen=True):
 
     @property
     def positions(self) -> dict[int, int]:
-        """Of each node, where it begins."""
+        """The offset at which each node begins."""
         return self.read_positions()
 
     def place(self, node_id: int) -> tuple[int, int]:
@@ -208,7 +208,7 @@ def expand_macros(parsed: ParsedExpression) -> ParsedExpression:
 
 
 class _MacroExpander:
-    """Walks the tree from the leaves up; nodes that it makes are filed at the place of their macro."""
+    """Walks the tree from the leaves up. New nodes have the position of their macro."""
 
     def __init__(self, parsed: ParsedExpression) -> None:
         self.parsed = parsed

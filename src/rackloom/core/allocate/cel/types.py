@@ -1,14 +1,14 @@
 """Static types, unification, and overloads declared by their signature.
 
-`CelType` is what the checker knows of a value before any device is seen. `assignable` decides by
-unification whether argument types fit parameter types, and returns the extended variable bindings. Its
-rules are those of cel-go's checker: dyn and any fit everything, null fits nullable kinds, and a bound
-variable widens to the more general type.
+`CelType` is the type that the checker knows without any device. `assignable` decides by unification
+whether argument types fit parameter types, and returns the extended variable bindings. Its rules are
+those of cel-go's checker: dyn and any fit everything, null fits nullable kinds, and a bound variable
+widens to the more general type.
 
 A function is data. `@cel_function("string_index_of_string", "string.indexOf(string) -> int")` adds the
 decorated Python function to `FUNCTIONS` as one overload. The signature is all the checker needs, and
-run-time dispatch looks at the same parameter types: `dispatch` applies the first candidate whose
-parameters accept the values.
+run-time dispatch looks at the same parameter types: `dispatch` applies the first candidate with
+parameters that accept the values.
 """
 
 import functools
@@ -24,7 +24,7 @@ from rackloom.core.allocate.cel.values import TYPE_NAMES
 
 
 class CelType(msgspec.Struct, frozen=True):
-    """A type; `kind` decides the rules, `name` is what messages and `type()` show."""
+    """A type. `kind` decides the rules. Messages and `type()` show `name`."""
 
     kind: str
     name: str
@@ -76,7 +76,7 @@ def wrapper_of(value: CelType) -> CelType:
 
 
 def unwrapped(type_: CelType) -> CelType:
-    """The type inside a wrapper; any other type as it is."""
+    """The type inside a wrapper. Any other type is returned as it is."""
     return type_.params[0] if type_.kind == "wrapper" else type_
 
 
@@ -101,7 +101,7 @@ def is_optional(type_: CelType) -> bool:
 
 
 def without_optional(type_: CelType) -> CelType:
-    """The type inside an optional; any other type as it is."""
+    """The type inside an optional. Any other type is returned as it is."""
     return type_.params[0] if is_optional(type_) else type_
 
 
@@ -130,7 +130,7 @@ _GENERIC: dict[str, Callable[..., CelType]] = {
 
 @functools.cache
 def parse_type(text: str) -> CelType:
-    """Read `int`, `list<A>`, `map<K,V>`, `optional<V>`; single capitals are type variables."""
+    """Read `int`, `list<A>`, `map<K,V>`, `optional<V>`. Single capitals are type variables."""
     if len(text) == 1:
         return type_variable(text)
     if text in _NAMES:
@@ -155,7 +155,7 @@ def split_at_top_level(text: str) -> Iterable[str]:
 
 
 Bindings = dict[CelType, CelType]
-"""What each type variable stands for so far."""
+"""The type that each type variable stands for so far."""
 
 _PLAIN = frozenset(type_.kind for type_ in (BOOL, INT, UINT, DOUBLE, STRING, BYTES, TIMESTAMP, DURATION))
 _NULLABLE = ("opaque", "struct", "any", "timestamp", "duration", "wrapper")
@@ -176,7 +176,7 @@ def are_apart(given: Iterable[CelType], wanted: Iterable[CelType]) -> bool:
 
 
 def substitute(bindings: Bindings, type_: CelType, *, free_to_dyn: bool = False) -> CelType:
-    """`type_` with bound variables replaced; free ones become dyn if asked."""
+    """`type_` with bound variables replaced. With `free_to_dyn`, free ones become dyn."""
     if type_.kind == "param":
         if type_ in bindings:
             return substitute(bindings, bindings[type_], free_to_dyn=free_to_dyn)
@@ -295,7 +295,7 @@ class Overload(msgspec.Struct, frozen=True, eq=False):
 _NAMESPACES = frozenset(("cel", "optional", "sets", "lists", "strings", "ip", "format"))
 """Functions below one of these have no receiver: it is a part of their name."""
 NEW_MESSAGE = "new_message"
-"""The overload id of what builds a message."""
+"""The overload id of a message's builder."""
 FUNCTIONS: dict[str, tuple[Overload, ...]] = {}
 """Every function by name. Run-time dispatch takes the first overload that accepts the values."""
 
@@ -349,7 +349,7 @@ def accepts(parse: Impl) -> Impl:
 
 
 def unavailable(*args: object) -> Any:
-    """The implementation of functions whose receiver no selector can obtain."""
+    """The implementation of functions with a receiver that no selector can obtain."""
     raise no_such_overload()
 
 

@@ -1,7 +1,7 @@
 """Run-time values of CEL, and the rules for them that Python does not share.
 
 Booleans, ints, floats, strings, bytes and None stand for themselves. Lists and dicts hold values and do
-not change once made; only the accumulator of a running fold grows in place. Everything else is a class
+not change once made. Only the accumulator of a running fold grows in place. Everything else is a class
 here (`Uint`, `Duration`, `Timestamp`, `OptionalValue`, `SemanticVersion`) or comes from a library
 module, which registers it in TYPE_NAMES.
 
@@ -10,7 +10,7 @@ The rules that differ from Python:
 - Equality compares numbers by value across numeric types and containers by content. Values of other
   types are never equal, except that comparing a quantity, version or other registered type with a
   foreign type is an error.
-- A boolean is a map key of its own (`BoolKey`): Python would take True for 1.
+- A boolean map key has a separate class (`BoolKey`): Python would take True for 1.
 - Integers are 64-bit and overflow is an error.
 - A domain that a device lacks reads as an empty map (`DomainMap`).
 - The result of quantity arithmetic cannot stand right of `==` (`DerivedQuantity`). Upstream has the
@@ -43,7 +43,7 @@ INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 @functools.total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class SemanticVersion:
-    """A version; `prerelease` and `build` are its dot-separated parts."""
+    """A version. `prerelease` and `build` are its dot-separated parts."""
 
     major: int
     minor: int
@@ -53,7 +53,7 @@ class SemanticVersion:
 
     @classmethod
     def parse(cls, text: str) -> "SemanticVersion":
-        """Read `1.2.3-rc.1+build`. ValueError says what is wrong with it."""
+        """Read `1.2.3-rc.1+build`. Raises ValueError with the problem if it is malformed."""
         return _parse_version(text)
 
     @classmethod
@@ -70,7 +70,7 @@ class SemanticVersion:
         return _parse_version(".".join(parts + ["0"] * (3 - len(parts))))
 
     def compare(self, other: "SemanticVersion") -> int:
-        """-1, 0 or 1 by precedence; build metadata does not count."""
+        """-1, 0 or 1 by precedence. Build metadata does not count."""
         numbers, others = (self.major, self.minor, self.patch), (other.major, other.minor, other.patch)
         if numbers != others or not (self.prerelease or other.prerelease):
             return (numbers > others) - (numbers < others)
@@ -138,7 +138,7 @@ def _version_number(part: str, name: str) -> int:
 
 
 class Uint(int):
-    """An unsigned 64-bit integer; a type of its own, for CEL never mixes the two."""
+    """An unsigned 64-bit integer. It is a separate type, because CEL never mixes the two."""
 
     __slots__ = ()
 
@@ -156,7 +156,7 @@ class Timestamp(msgspec.Struct, frozen=True, order=True):
 
 
 class TypeName(msgspec.Struct, frozen=True):
-    """A type as a value: what `type(x)` gives."""
+    """A type as a value: the result of `type(x)`."""
 
     name: str
 
@@ -180,13 +180,13 @@ def present_optional(value: Any) -> OptionalValue:
 
 
 class DerivedQuantity(Quantity):
-    """The result of add or sub. Upstream cannot compare one that stands right of ==; neither may we."""
+    """The result of add or sub. Upstream cannot compare one that stands right of ==, so we may not either."""
 
     __slots__ = ()
 
 
 class DomainMap(dict[str, Mapping[str, Any]]):
-    """Attributes or capacities by domain; a domain that is not there reads as an empty map."""
+    """Attributes or capacities by domain. A missing domain reads as an empty map."""
 
     __slots__ = ()
 
@@ -254,7 +254,7 @@ def equal(first: Any, second: Any) -> bool:
 
 
 _STRICT: dict[type, type] = {SemanticVersion: SemanticVersion}
-"""Types whose comparison with anything else is an error, not false; libraries add theirs."""
+"""Types that raise an error, not false, when compared with any other type. Libraries add theirs."""
 
 
 def compare_strictly(kind: type) -> None:
@@ -263,7 +263,7 @@ def compare_strictly(kind: type) -> None:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Equality where a comparison that fails counts as a difference: `!=`, membership, sets."""
+    """Equality for `!=`, membership and sets. A comparison that fails counts as a difference."""
     try:
         return equal(first, second)
     except EvaluationError:
@@ -271,7 +271,7 @@ def same_value(first: Any, second: Any) -> bool:
 
 
 def _same_item(first: Any, second: Any) -> bool:
-    """Equality inside a container, where upstream takes a failed comparison for no difference."""
+    """Equality inside a container. There, upstream treats a failed comparison as equality."""
     try:
         return equal(first, second)
     except EvaluationError:
@@ -289,7 +289,7 @@ def _same_map(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
 
 
 def compare_numbers(first: Any, second: Any) -> int | None:
-    """-1, 0, 1, or None where a NaN is involved. An integer meets a double as a double."""
+    """-1, 0 or 1, or None if a NaN is involved. An integer meets a double as a double."""
     if type(first) is float or type(second) is float:
         left, right = float(first), float(second)
         if math.isnan(left) or math.isnan(right):
@@ -331,7 +331,7 @@ TYPE_NAMES: dict[type, str] = {
     DerivedQuantity: "kubernetes.Quantity",
     SemanticVersion: "kubernetes.Semver",
 }
-"""CEL names of the classes of values; libraries add theirs."""
+"""CEL names of the classes of values. Libraries add theirs."""
 
 
 def type_name(value: Any) -> str:

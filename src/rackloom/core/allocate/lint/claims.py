@@ -1,12 +1,11 @@
 """Lint rules for requests, constraints and whole claims, judged by allocation.
 
 `claim_findings` checks in this order. For each request: its class exists, its selectors and derived
-attributes are sound, no node is asked for more devices than match, and no NIC that must not carry
-tenant data matches. For each constraint: some device of every request publishes the attribute, and some
-node can serve the claim with it. The second is shown by allocating the claim with and without the
-constraint; where splitting the requests into pairs helps, that is the fix. Last, a claim without other
-findings must be served by some node with nothing in use. Counts, NICs and this last rule need given
-nodes.
+attributes are sound, its count does not exceed the matching devices of a node, and no NIC that must not
+carry tenant data matches. For each constraint: some device of every request publishes the attribute, and
+some node can serve the claim with it. The check allocates the claim with and without the constraint. If
+splitting the requests into pairs helps, that is the fix. Last, some node with nothing in use must serve a
+claim without other findings. Counts, NICs and this last rule need given nodes.
 
 Constraints are checked once every request names a known class. Without given nodes, claims are tried on
 published machines without their selectors, which name one machine.
@@ -44,7 +43,7 @@ from rackloom.core.allocate.templates.generate import selector_by_ids, selector_
 
 
 def request_specs(request: DeviceRequest) -> Iterator[tuple[RequestSpec, tuple[str | int, ...]]]:
-    """What a request asks for, or its alternatives, each with its field in the request."""
+    """The specs of a request: the exact one, or the alternatives. Each has its field in the request."""
     if request.exactly is not None:
         yield request.exactly, ("exactly",)
     for number, alternative in enumerate(request.first_available):
@@ -52,7 +51,7 @@ def request_specs(request: DeviceRequest) -> Iterator[tuple[RequestSpec, tuple[s
 
 
 def request_findings(ask: RequestSpec, context: LintContext, path: FieldPath) -> Iterator[LintFinding]:
-    """Traps of what is asked for at `path`."""
+    """Traps of the request spec at `path`."""
     name = ask.device_class_name
     if name not in context.classes:
         near = get_close_matches(name, context.classes, n=1, cutoff=0.4)
@@ -74,7 +73,7 @@ def request_findings(ask: RequestSpec, context: LintContext, path: FieldPath) ->
         )
     if not context.given:
         return
-    # A broken selector matches nothing, however many devices there are.
+    # A broken selector matches nothing, so the count is not checked.
     if clean and ask.allocation_mode == "ExactCount":
         matching = {device.id for device in met}
         counts = (sum(device.id in matching for device in kind.devices) for kind in context.hardware.kinds)
@@ -127,7 +126,7 @@ _FEWER = "ask for fewer devices, or select them by address: rackloom claim templ
 
 
 def constraint_findings(claim: ResourceClaim, context: LintContext) -> Iterator[LintFinding]:
-    """Traps of the constraints of a claim whose classes are known."""
+    """Traps of the constraints of a claim with known classes."""
     for number, constraint in enumerate(claim.spec.devices.constraints):
         kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
         path = ("devices", "constraints", number, kind)
@@ -145,12 +144,12 @@ def _requests_covered(claim: ResourceClaim, device_constraint: DeviceConstraint)
 def _unpublished_findings(
     claim: ResourceClaim, device_constraint: DeviceConstraint, context: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
-    """A device without the attribute breaks the constraint: where all lack it, the claim is lost."""
+    """A device without the attribute breaks the constraint. If all lack it, the claim is lost."""
     name = device_constraint.match_attribute or device_constraint.distinct_attribute or ""
     for request in _requests_covered(claim, device_constraint):
         met: list[CandidateDevice] = []
         for ask, _ in request_specs(request):
-            # A derived attribute counts, whatever the device publishes.
+            # A derived attribute counts, even if the device does not publish it.
             if name in [derived.name for derived in ask.derived_attributes]:
                 continue
             # Values of typical devices are made up, so all of the class may be given.
@@ -193,7 +192,7 @@ def _without_constraint(claim: ResourceClaim, number: int) -> ResourceClaim:
 
 
 def _without_selectors(claim: ResourceClaim) -> ResourceClaim:
-    """The claim without selectors, which name one machine where others are looked at."""
+    """The claim without its selectors, which name one machine while others are tried."""
     requests = [
         msgspec.structs.replace(request, exactly=msgspec.structs.replace(request.exactly, selectors=()))
         if request.exactly is not None
@@ -204,7 +203,7 @@ def _without_selectors(claim: ResourceClaim) -> ResourceClaim:
 
 
 def _split_into_pairs(claim: ResourceClaim, number: int) -> ResourceClaim | None:
-    """The claim with the requests of a constraint split into single devices; None unless counts are equal."""
+    """Split the requests of a constraint into single devices. None unless their counts are equal."""
     constraint = claim.spec.devices.constraints[number]
     covered = _requests_covered(claim, constraint)
     counts = {request.exactly.count if request.exactly else 0 for request in covered}
@@ -232,14 +231,14 @@ def _split_into_pairs(claim: ResourceClaim, number: int) -> ResourceClaim | None
 
 
 def claim_findings(claim: ResourceClaim, context: LintContext) -> list[LintFinding]:
-    """The traps of a claim; constraints are looked at once every request names a class."""
+    """The traps of a claim. Constraints are checked once every request names a known class."""
     found = [
         finding
         for number, request in enumerate(claim.spec.devices.requests)
         for ask, field in request_specs(request)
         for finding in request_findings(ask, context, ("devices", "requests", number, *field))
     ]
-    # What a broken expression derives says nothing about the constraint that compares it.
+    # A constraint cannot be judged if the expression that derives its attribute is broken.
     broken = any("derivedAttributes" in finding.path for finding in found)
     if not broken and not any(finding.trap is LintRule.UNKNOWN_CLASS for finding in found):
         found += constraint_findings(claim, context)
@@ -255,7 +254,7 @@ def claim_findings(claim: ResourceClaim, context: LintContext) -> list[LintFindi
 
 
 def class_findings(device_class: DeviceClass, context: LintContext) -> Iterator[LintFinding]:
-    """The traps of a class, whose selectors run on every device of every driver."""
+    """The traps of a class. Its selectors run on every device of every driver."""
     for number, selector in enumerate(device_class.spec.selectors):
         path = ("selectors", number, "cel", "expression")
         expression = selector.cel.expression if selector.cel else ""

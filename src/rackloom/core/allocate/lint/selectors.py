@@ -1,10 +1,10 @@
 """Lint rules for one selector, judged by running it on the devices that it will meet.
 
-A `LintContext` holds these devices: those of given nodes, or typical ones where no nodes are given.
+A `LintContext` holds these devices: those of given nodes, or typical ones if no nodes are given.
 Only with given nodes does a missing attribute prove that nothing publishes it. A machine profile may
 just not know it.
 
-Rules, in this order; a finding of the first three ends the check:
+The rules are in this order. A finding of the first three ends the check:
 
 1. It compiles.
 2. It is not constant. The truth of an expression that only compares attributes with literals depends on
@@ -15,11 +15,11 @@ Rules, in this order; a finding of the first three ends the check:
 4. Attributes that it reads are published.
 5. It has an answer for every device: an evaluation error stops the pod on every node.
 6. PCI addresses and UUIDs in it exist on the nodes.
-7. It is true for some device, where nothing else was found. This rule and rule 6 need given nodes.
+7. It is true for some device, if nothing else was found. This rule and rule 6 need given nodes.
 
 Rules 1, 3, 4, 5 and 6 hold for the expression of a derived attribute too.
 
-A `LintFinding` names the rule, the field, the reason and what to write instead.
+A `LintFinding` names the rule, the field, the reason and the fix.
 """
 
 import re
@@ -56,18 +56,18 @@ FieldPath = tuple[str | int, ...]
 
 
 class LintRule(StrEnum):
-    """What is wrong; the values are what the command line prints."""
+    """The kinds of traps. The command line prints the values."""
 
     DOES_NOT_COMPILE = "does-not-compile"
     CONSTANT = "constant"
-    """A selector that is true, or false, whatever the device."""
+    """A selector that has the same truth value for every device."""
     MATCHES_NOTHING = "matches-nothing"
     UNKNOWN_CLASS = "unknown-class"
     UNPUBLISHED = "unpublished-attribute"
     DEREFERENCE = "missing-attribute"
     """Some device of the class lacks an attribute: the pod is stopped on every node."""
     FAILS = "fails-on-devices"
-    """No answer for some device, for another reason; the consequence is the same."""
+    """No answer for some device, for another reason but with the same consequence."""
     NO_DRIVER_CHECK = "no-driver-check"
     FOREIGN_ID = "id-of-another-machine"
     MANAGEMENT_NIC = "management-nic"
@@ -75,7 +75,7 @@ class LintRule(StrEnum):
     """An RDMA device that must not carry tenant data."""
     COUNT = "count"
     ONE_VALUE = "one-value-for-all"
-    """A matchAttribute that forces one root or NUMA node, where none has all that is asked for."""
+    """A matchAttribute that forces one root or NUMA node, while none has all requested devices."""
     NO_NODE = "no-node"
 
 
@@ -104,9 +104,9 @@ class LintContext:
 
     hardware: HardwareInventory
     given: bool
-    """Real nodes: what is not there does not exist. Else only what drivers publish anywhere is known."""
+    """Real nodes: a missing device or attribute does not exist. Otherwise only typical ones are known."""
     machines: tuple[HardwareInventory, ...] = ()
-    """Where no nodes are given: published machines, to tell whether any could serve a claim."""
+    """Published machines, if no nodes are given. They show whether any could serve a claim."""
 
     @cached_property
     def classes(self) -> dict[str, DeviceClass]:
@@ -165,7 +165,7 @@ def lint_context(
     classes: Iterable[DeviceClass] = (),
     machines: Iterable[HardwareInventory] = (),
 ) -> LintContext:
-    """Evidence from given nodes, or from typical ones; `classes` win over those of the nodes."""
+    """Evidence from given nodes, or from typical ones. `classes` win over those of the nodes."""
     base = stock or inventory_of_slices(typical_slices())
     named = tuple({klass.metadata.name: klass for klass in (*base.classes, *classes)}.values())
     fleet = fleet_of(base.kinds, named, base.fleet.index)
@@ -174,7 +174,7 @@ def lint_context(
 
 
 def compiled_or_none(expression: str) -> compiler.Program | None:
-    """The program, or None for one that does not compile."""
+    """The program, or None if it does not compile."""
     try:
         return compiler.compile_selector(expression)
     except errors.CompileError:
@@ -188,7 +188,7 @@ AnyProgram = compiler.Program | derived.DerivedProgram
 def selector_answer(
     program: AnyProgram, device: CandidateDevice
 ) -> bool | DeviceAttribute | errors.EvaluationError:
-    """The answer of an expression for a device, or why there is none."""
+    """The answer of an expression for a device, or the reason why there is none."""
     try:
         if isinstance(program, derived.DerivedProgram):
             return program.evaluate(device.view)
@@ -205,7 +205,7 @@ def attributes_read(program: AnyProgram) -> list[str]:
 
 
 def allocation_outcomes(inventories: Iterable[HardwareInventory], claim: ResourceClaim) -> Iterator[Outcome]:
-    """What each kind of node answers to a claim, with nothing in use."""
+    """The answer of each kind of node to a claim, with nothing in use."""
     free = ResourceClaim(metadata=claim.metadata, spec=claim.spec)
     for stock in inventories:
         for kind in stock.kinds:
@@ -225,13 +225,13 @@ _COMPARING = frozenset(
     | {"orValue", "hasValue", "-_"}
 )
 _MAX_COMBINATIONS = 4096
-"""The most combinations that are tried; expressions with more are not judged."""
+"""The most combinations that are tried. Expressions with more are not judged."""
 
 LiteralValue = str | int | bool | None
 
 
 def constant_truth(program: compiler.Program) -> bool | None:
-    """The only truth value that a selector can have, errors aside; None where it has both or is unclear."""
+    """The only truth value that a selector can have, errors aside, or None if it has both or is unclear."""
     root = parse_expression(program.expression).root
     # Only comparisons can be judged by trying the values beside their literals.
     for node in _all_nodes(root):
@@ -354,7 +354,7 @@ class _SelectorLint:
         if unchecked:
             yield from unchecked
             return
-        # Without nodes, it is known of well-known domains only whether any device has an attribute.
+        # Without nodes, only well-known domains show whether any device has an attribute.
         lacking = [
             name
             for name in attributes_read(self.program)
@@ -369,7 +369,7 @@ class _SelectorLint:
             yield from self._foreign_ids()
 
     def _driver_not_checked(self, failing: Sequence[CandidateDevice]) -> Iterator[LintFinding]:
-        """Devices of several drivers are asked for attributes of one of them."""
+        """The selector reads attributes of one driver, but meets devices of several."""
         drivers = sorted({device.id.driver for device in self.devices})
         asked = sorted({name.partition("/")[0] for name in attributes_read(self.program)} & set(drivers))
         others = [device for device in failing if device.id.driver not in asked]

@@ -4,10 +4,10 @@ For each node type, most frequent first, until one succeeds:
 
 1. Choose the pairs of GPU and NIC requests (`layout`).
 2. Write a selector for the devices of each request: the fewest shared traits that select just them,
-   else a list of identifiers. Attributes are read through `.?` with a default, so that a device without
+   or else a list of identifiers. Attributes are read through `.?` with a default, so that a device without
    the attribute is left out and is not an error, which would stop the pod on every node.
-3. Where an attribute has one value per affinity group, use matchAttribute instead of naming devices.
-4. Allocate the template on a fresh node of every type; each type that serves it must keep the
+3. If an attribute has one value per affinity group, use matchAttribute instead of naming devices.
+4. Allocate the template on a fresh node of every type. Each type that serves it must keep the
    alignment. This check reads the topology, not the layout.
 
 A refusal carries the nearest fix that was tried and works: an option that gives other hardware, the
@@ -69,7 +69,7 @@ class ChosenSelector:
     """How a set of devices is distinguished from the others."""
 
     expression: str | None
-    """None: all devices of the class will do."""
+    """None if all devices of the class will do."""
     by: tuple[str, ...]
     """The attributes that it reads."""
 
@@ -77,7 +77,7 @@ class ChosenSelector:
 def selector_by_traits(
     wanted: Sequence[CandidateDevice], among: Sequence[CandidateDevice], traits: Sequence[str]
 ) -> ChosenSelector | None:
-    """The fewest of `traits` that `wanted` share and that select just them; RDMA is kept in any case."""
+    """The fewest of `traits` that `wanted` share and that select just them. RDMA is kept in any case."""
     shared: dict[str, Scalar] = {}
     for name in traits:
         # Values count with their type: 1 and True are equal in Python and not in CEL.
@@ -125,7 +125,7 @@ def _selects(expression: str, wanted: Sequence[CandidateDevice], among: Sequence
 
 
 def _equality_test(name: str, value: Scalar) -> str:
-    """`value` is compared with what the attribute is, or with a default of its type that it never is."""
+    """Compare the attribute with `value`. A missing one reads as a default of its type that never occurs."""
     absent = {bool: "false", int: "-1", str: '""'}[type(value)]
     return f"{attribute_access(name)}.orValue({absent}) == {json.dumps(value)}"
 
@@ -209,8 +209,8 @@ class TemplateDraft:
             )
         self.notes.setdefault(self._note(kind, wanted, selector, group), []).append(name)
         cel = CelSelector(expression=selector.expression) if selector.expression else None
-        # The first class that all of the devices belong to. A class without selectors holds every device,
-        # and says nothing about these.
+        # The first class that all of the devices belong to. A class without selectors holds every device, so
+        # it does not count.
         for klass in self._stock.classes:
             tests = [part.cel.expression for part in klass.spec.selectors if part.cel]
             if tests and all(_matches(test, device) for test in tests for device in wanted):
@@ -283,19 +283,19 @@ DevicePair = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class TemplateVerification:
-    """What the allocation on fresh nodes showed."""
+    """The result of the allocation on fresh nodes."""
 
     nodes: int
-    """Nodes that can serve the template, with the alignment asked for."""
+    """Nodes that can serve the template, with the requested alignment."""
     of: int
     devices: tuple[DevicePair, ...]
-    """Per kind of node that serves it: what the first such node gives."""
+    """The devices that the first node of each kind gives, for the kinds that serve it."""
 
 
 def verify_template(
     stock: HardwareInventory, hardware: NodeType, asked: TemplateRequest, template: ResourceClaimTemplate
 ) -> TemplateVerification:
-    """Refused unless nodes of `hardware` serve the template, and every node that does keeps the alignment."""
+    """Raises Refused unless nodes of `hardware` serve the template, and all of these keep the alignment."""
     claim = ResourceClaim(metadata=template.metadata, spec=template.spec.spec)
     serving: list[tuple[NodeType, DevicePair]] = []
     rails: set[tuple[int, ...]] = set()
@@ -329,7 +329,7 @@ def verify_template(
 
 
 def _device_pairs(kind: NodeType, outcome: Allocation) -> Iterator[DevicePair]:
-    """`gpu-0` with `nic-0` and so on; without pairs, all GPUs with all NICs."""
+    """`gpu-0` with `nic-0` and so on. Without pairs, all GPUs with all NICs."""
     index = {device.id: number for devices in (kind.gpus, kind.nics) for number, device in enumerate(devices)}
     given: dict[str, list[int]] = {}
     for result in outcome.results[0].devices.results:
@@ -342,7 +342,7 @@ def _device_pairs(kind: NodeType, outcome: Allocation) -> Iterator[DevicePair]:
 def _alignment_violations(
     kind: NodeType, asked: TemplateRequest, pairs: Sequence[DevicePair]
 ) -> Iterator[str]:
-    """What breaks the alignment, in words."""
+    """Each violation of the alignment, in words."""
     for gpus, nics in pairs:
         for nic in nics:
             if kind.machine.nics[nic].excluded is not None:
@@ -372,7 +372,7 @@ class GeneratedTemplate:
 
     template: ResourceClaimTemplate
     notes: tuple[str, ...]
-    """For which machine it is, how its selectors were chosen and from which source, and what was verified."""
+    """The machine that it is for, the choice and source of its selectors, and the result of the check."""
     verified: TemplateVerification
 
 
@@ -383,7 +383,7 @@ AlternativeInventory = tuple[str, Callable[[], HardwareInventory]]
 def generate_template(
     asked: TemplateRequest, stock: HardwareInventory, *, elsewhere: Iterable[AlternativeInventory] = ()
 ) -> GeneratedTemplate:
-    """A template that serves the request. Refused with a fix that was tried, where there is one."""
+    """A template that serves the request. Raises Refused, with a tried fix if there is one."""
     require_servable(asked)
     if not stock.kinds:
         raise Refused("no slice names a node", nearest_fix="pass the slices of the GPU and NIC drivers")
@@ -398,7 +398,7 @@ def generate_template(
 
 
 def _attempt(asked: TemplateRequest, stock: HardwareInventory) -> GeneratedTemplate:
-    """By the first kind of node that can; refused with the reason of the most frequent kind."""
+    """The template of the first kind of node that can. Raises Refused for the most frequent kind's reason."""
     reasons: list[Refused] = []
     for kind in stock.kinds:
         try:

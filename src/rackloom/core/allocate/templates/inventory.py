@@ -1,17 +1,17 @@
 """The hardware that templates are made for: node types with topology and published devices.
 
-A `NodeType` joins two views of like nodes. The topology says which devices belong together; the
-published attributes say how a selector can name them. A GPU or NIC has one index in both.
+A `NodeType` joins two views of like nodes. The topology shows which devices belong together. The
+published attributes are the names that a selector can use. A GPU or NIC has one index in both.
 
 `inventory_of_machine` takes a machine profile and the slices that its drivers would publish.
-`inventory_of_slices` takes real ResourceSlices: nodes whose devices differ only in identifiers that no
-template reads form one type, and the most frequent type comes first. `machine_from_slices` derives a
-topology from attributes. That is less than a profile knows: drivers publish no bridges, older GPU
-drivers no NUMA node, and no driver says which NIC must not carry data. NICs without RDMA, or of a rarer
-model than the node's other RDMA devices, are therefore excluded. `with_profile_topology` adds what a
-profile knows of devices at the same PCI address.
+`inventory_of_slices` takes real ResourceSlices. Nodes form one type if their devices differ only in
+identifiers that no template reads. The most frequent type comes first. `machine_from_slices` derives a
+topology from attributes. It knows less than a profile: drivers publish no bridges, older GPU drivers no
+NUMA node, and no driver marks the NICs that must not carry data. NICs without RDMA, or of a rarer model
+than the node's other RDMA devices, are therefore excluded. `with_profile_topology` adds the topology of a
+profile to devices at the same PCI address.
 
-Constants name the attributes that tell devices apart. UUIDs, MAC and IP addresses are left out on
+Constants name the attributes that distinguish devices. UUIDs, MAC and IP addresses are left out on
 purpose: they exist on one machine only.
 """
 
@@ -40,7 +40,7 @@ from rackloom.core.allocate.pools import SliceIndex, gather_pools
 from rackloom.topology.join_key import Fact, Source
 from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, PciePath
 
-# Attributes that tell devices apart.
+# Attributes that distinguish devices.
 
 
 RDMA = "dra.net/rdma"
@@ -57,14 +57,14 @@ Scalar = str | int | bool
 
 
 def scalar_attribute(device: CandidateDevice, name: str) -> Scalar | None:
-    """The value of a scalar attribute; None where there is none, or a list, which nothing equals."""
+    """The value of a scalar attribute, or None if it is missing or a list, which nothing equals."""
     found = device.attribute(name)
     values = () if found is None else (found.bool_, found.int_, found.string)
     return next((value for value in values if value is not None), None)
 
 
 def first_string_attribute(device: CandidateDevice, names: tuple[str, ...]) -> str | None:
-    """The first of the named attributes that is a text."""
+    """The first of the named attributes with a string value."""
     return next((value for name in names if isinstance(value := scalar_attribute(device, name), str)), None)
 
 
@@ -77,7 +77,7 @@ _ADDRESSES = ("dra.net/pciAddress", PCI_BUS_ID)
 def machine_from_slices(
     node: str, gpus: Sequence[CandidateDevice], nics: Sequence[CandidateDevice]
 ) -> Machine:
-    """The machine of a node from what is published of its devices, in their order."""
+    """The machine of a node, from the published attributes of its devices, in their order."""
     return Machine(
         name=node,
         note="From ResourceSlices.",
@@ -136,8 +136,8 @@ def _observed_nic(index: int, device: CandidateDevice, excluded: str | None) -> 
 def _with_exclusions(nics: Sequence[CandidateDevice]) -> list[tuple[CandidateDevice, str | None]]:
     """Each NIC with the reason why it must not carry data, as far as that can be observed.
 
-    A machine's data NICs are of one kind: next to eight EFA, two ConnectX-7 manage the NVLink switches (HGX
-    B200); next to eight ConnectX-8, a BlueField is the management network (GB200).
+    A machine's data NICs are of one kind. Next to eight EFA, two ConnectX-7 manage the NVLink switches (HGX
+    B200). Next to eight ConnectX-8, a BlueField is the management network (GB200).
     """
     models = [tuple(scalar_attribute(nic, name) for name in NIC_MODEL) for nic in nics]
     able = [bool(scalar_attribute(nic, RDMA)) for nic in nics]
@@ -201,7 +201,7 @@ class NodeType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HardwareInventory:
-    """Where a template is to work."""
+    """The hardware on which a template must work."""
 
     kinds: tuple[NodeType, ...]
     """The most frequent kind of node first."""
@@ -209,9 +209,9 @@ class HardwareInventory:
     fleet: Fleet
     """The first node of each kind: the others answer alike."""
     source: str
-    """What it was made from, in words."""
+    """The origin of the inventory, in words."""
     observed: bool
-    """From slices: what is not there is not published. A profile may just not know it."""
+    """From slices: a missing attribute is not published. A profile may just not know it."""
 
 
 def inventory_of_machine(machine: Machine) -> HardwareInventory:
@@ -238,14 +238,14 @@ def inventory_of_slices(
 ) -> HardwareInventory:
     """The nodes that `slices` name, with all devices free.
 
-    Of devices that `machine` has at the same address, its knowledge of the topology is used.
+    If `machine` has a device at the same address, its topology is used for that device.
     """
     index = SliceIndex(slices)
     named = [name for slice_ in slices for name in _node_names(slice_)]
     known = {node.metadata.name: node for node in nodes}
     alike: dict[bytes, list[Node]] = {}
     for node in (known.get(name) or _node_named(name) for name in sorted({*named, *known})):
-        # Nodes are alike if their devices differ at most in what no template reads (UUIDs, IP addresses).
+        # Nodes are alike if their devices differ only in attributes that no template reads (UUIDs, IPs).
         shapes = []
         for device in _devices_of_node(node, index):
             read = {name: value for name in DISTINGUISHING if (value := device.attribute(name)) is not None}

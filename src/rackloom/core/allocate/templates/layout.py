@@ -1,16 +1,16 @@
-"""Which GPUs and NICs a template brings together, from the topology and the alignment asked for.
+"""The GPUs and NICs that a template brings together, from the topology and the requested alignment.
 
 A `TemplateRequest` gives counts and an alignment: one NUMA node, one PCIe switch or root, or fixed
-rails. `affinity_groups` divides a machine into groups of GPUs and NICs that are near each other; no
+rails. `affinity_groups` divides a machine into groups of GPUs and NICs that are near each other. No
 device is in two groups, and NICs that must not carry data are left out. For NUMA alignment a device
 without a known node takes that of the other devices below its PCIe root. For PCIe alignment GPUs with
 the same nearest NICs form a group.
 
 `request_pairs` fills the groups in order with the units of the request (the smallest ratio of GPUs to
-NICs), or refuses with what the machine has. With `pairs`, each unit gets a pair of requests. Rails pin
-devices one by one: the same NIC positions on every node, first functions of a card before second ones,
-because the ports of a card share its bandwidth. `unaligned` picks NICs that are not near the GPUs,
-across NUMA nodes where possible: the other arm of a comparison.
+NICs), or refuses and reports the machine's own counts. With `pairs`, each unit gets a pair of requests.
+Rails pin devices one by one: the same NIC positions on every node, first functions of a card before second
+ones, because the ports of a card share its bandwidth. `unaligned` picks NICs that are not near the GPUs,
+across NUMA nodes if possible: the other arm of a comparison.
 
 Whether a selector can name a group is decided in `generate`.
 """
@@ -40,7 +40,7 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Align(StrEnum):
-    """What a GPU and a NIC must have in common."""
+    """The part of a machine that a GPU and a NIC must share."""
 
     NUMA = "numa"
     """A NUMA node."""
@@ -51,22 +51,22 @@ class Align(StrEnum):
 
 
 class TemplateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a claim and how its devices are to be aligned."""
+    """The counts and the alignment of a claim's devices."""
 
     gpus: int
     nics: int
     align: Align
     pairs: bool = False
-    """One pair of requests for each unit of the ratio of GPUs to NICs, each aligned by itself."""
+    """One pair of requests for each unit of the ratio of GPUs to NICs, each aligned separately."""
     unaligned: bool = False
     """NICs that are not near the GPUs: the other arm of a comparison."""
     rails: tuple[int, ...] = ()
-    """Positions of the NICs on each node; empty: any that fit."""
+    """Positions of the NICs on each node. If empty, any that fit."""
     name: str | None = None
 
     @property
     def units(self) -> int:
-        """How often the smallest ratio of GPUs to NICs is asked for."""
+        """The number of times that the request holds the smallest ratio of GPUs to NICs."""
         return gcd(self.gpus, self.nics)
 
     @property
@@ -87,7 +87,7 @@ class TemplateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_servable(asked: TemplateRequest) -> None:
-    """Refused where no machine could serve the request."""
+    """Raises Refused if no machine could serve the request."""
     if asked.gpus < 1 or asked.nics < 1:
         raise Refused("a claim with alignment has GPUs and NICs", nearest_fix="ask for at least one of each")
     if asked.gpus + asked.nics > MAX_DEVICES:
@@ -129,7 +129,7 @@ def affinity_groups(hardware: NodeType, align: Align) -> tuple[AffinityGroup, ..
 
 
 def nics_by_rail(hardware: NodeType) -> tuple[int, ...]:
-    """NICs by rail: data NICs in the order of their PCI addresses, else of their RDMA or interface names.
+    """NICs by rail: data NICs in the order of their PCI addresses, or else of their RDMA or interface names.
 
     Machines of one kind are wired alike, so the same position is the same rail on each of them.
     """
@@ -143,7 +143,7 @@ def nics_by_rail(hardware: NodeType) -> tuple[int, ...]:
 
 
 def inferred_numa_node(machine: Machine, device: Gpu | Nic) -> int | None:
-    """The NUMA node of a device; where it is not known, that of all devices below the same PCI root."""
+    """The NUMA node of a device. If it is unknown, that of all devices below the same PCI root."""
     own = numa_of(device)
     if own is not None or device.pcie is None:
         return own
@@ -179,7 +179,7 @@ def _groups_by_numa(hardware: NodeType) -> Iterator[AffinityGroup]:
 
 
 def _groups_by_nearest_nics(machine: Machine, align: Align) -> Iterator[AffinityGroup]:
-    """GPUs that have the same nearest NICs form a group; a NIC of an earlier group is not given again."""
+    """GPUs that have the same nearest NICs form a group. A NIC of an earlier group is not given again."""
     found: dict[tuple[int, ...], list[int]] = {}
     cells: dict[tuple[int, ...], Cell] = {}
     for gpu in machine.gpus:
@@ -198,7 +198,7 @@ def _groups_by_nearest_nics(machine: Machine, align: Align) -> Iterator[Affinity
 
 
 def _nearest_nics(machine: Machine, align: Align, gpu: int) -> tuple[Cell, ...]:
-    """The nearest NICs of a GPU, if near is near enough: one root; for rails, one NUMA node will do."""
+    """The nearest NICs of a GPU, if near enough: one root, or for rails also one NUMA node."""
     row = partner(machine, gpu)
     return tuple(
         cell
@@ -209,7 +209,7 @@ def _nearest_nics(machine: Machine, align: Align, gpu: int) -> tuple[Cell, ...]:
 
 
 def _natural_order(text: str) -> tuple[tuple[bool, int, str], ...]:
-    """mlx5_2 before mlx5_10; PCI addresses, whose digits are hexadecimal and of one width, as they are."""
+    """mlx5_2 before mlx5_10. PCI addresses stay as they are, because their hex digits have one width."""
     if ":" in text:
         return ((False, 0, text),)
     parts = findall(r"\d+|\D+", text)
@@ -234,7 +234,7 @@ class RequestPair:
 
 
 def request_pairs(hardware: NodeType, asked: TemplateRequest) -> tuple[RequestPair, ...]:
-    """One group, or one per pair. Refused where the machine has no room for them."""
+    """One group, or one per pair. Raises Refused if the machine has no room for them."""
     found = affinity_groups(hardware, asked.align)
     if not found:
         raise Refused(_nothing_near(hardware, asked.align))
@@ -260,7 +260,7 @@ def _groups_with_room(
     ]
     if len(room) < units:
         needed = f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}"
-        # What the groups have instead, each count once and the largest first.
+        # The counts of the groups, each once and the largest first.
         most = sorted({(len(affinity.gpus), len(affinity.nics)) for affinity in found}, reverse=True)
         has = " or ".join(f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}" for gpus, nics in most)
         kind, name = _GROUP_KINDS[asked.align], hardware.machine.name

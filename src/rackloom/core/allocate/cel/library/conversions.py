@@ -1,8 +1,8 @@
-"""Conversions between basic types, and reading, printing and taking apart of times.
+"""Conversions between basic types, and functions that read, print and take apart times.
 
 Each conversion is exact or an error. Texts are read and printed as Go does: doubles by their shortest
 digits, durations as seconds, timestamps in RFC 3339. Durations accept Go's units from ns to h. Time
-zones are names of the tz database or offsets such as +05:30; the database is loaded when a selector
+zones are names of the tz database or offsets such as +05:30. The database is loaded when a selector
 first names a zone.
 """
 

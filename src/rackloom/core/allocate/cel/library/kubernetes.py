@@ -3,8 +3,8 @@
 Quantity arithmetic returns a `DerivedQuantity`, because upstream cannot compare one that stands right
 of `==`. The numbers of a version are returned as signed integers, as upstream reinterprets them.
 
-A `NamedFormat` says what is wrong with a string: DNS labels and subdomains, label values, qualified
-names, URIs, UUIDs, base64, dates. `validate` returns the problems, or an empty optional.
+A `NamedFormat` checks a string: DNS labels and subdomains, label values, qualified names, URIs, UUIDs,
+base64, dates. `validate` returns the problems, or an empty optional.
 
 The authorizer's functions exist for the type checker only: a selector has no authorizer to call them
 on.
@@ -157,7 +157,7 @@ Problems = list[str]
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """A named format: what is wrong with a string under it, if anything."""
+    """A named format, which returns the problems of a string, if any."""
 
     name: str
     problems: Callable[[str], Problems]
@@ -177,7 +177,7 @@ compare_strictly(NamedFormat)
 def _length_and_shape(
     shape: re.Pattern[str], length: int, what: str, *, prefix: bool
 ) -> Callable[[str], Problems]:
-    """A check of length and characters; a prefix may end in a dash and whatever comes before that."""
+    """A check of length and characters. A prefix may end in a dash after any character."""
 
     def problems(text: str) -> Problems:
         whole = text[:-2] + "a" if prefix and len(text) > 1 and text.endswith("-") else text

@@ -1,9 +1,9 @@
 """Lists, sets and map insertion: order, search, reshaping, and comparison without order.
 
-`min`, `max`, `sum`, `sort` and `isSorted` use the overloads of `<` and `+`, so they order what those
-order. `sets` functions compare without order. `includes` is Kubernetes' function for attributes that
-may be a scalar or a list; it refuses lists over 48 values, the limit of one device. Functions whose
-names begin with @ are called by expanded macros only.
+`min`, `max`, `sum`, `sort` and `isSorted` use the overloads of `<` and `+`, so they accept the same types.
+`sets` functions compare without order. `includes` is Kubernetes' function for attributes that may be a
+scalar or a list. It refuses lists over 48 values, the limit of one device. Functions with names that
+begin with @ are called by expanded macros only.
 """
 
 import functools
@@ -32,7 +32,7 @@ _PROTO = {"duration": "google.protobuf.Duration", "timestamp": "google.protobuf.
 
 
 def _less(first: Any, second: Any) -> bool:
-    """Whether `first` is less than `second`; what has no order comes neither first nor last."""
+    """Whether `first` is less than `second`. False if the two have no order."""
     try:
         return bool(dispatch(FUNCTIONS["_<_"], (first, second)))
     except EvaluationError:

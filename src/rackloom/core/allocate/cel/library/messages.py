@@ -1,14 +1,14 @@
 """Messages that an expression may build, such as `google.protobuf.Int32Value{value: 1}`.
 
 The API server's environment declares protobuf's well-known types. None of them stays a message: each becomes
-a value of CEL at once, as cel-go has it. A wrapper becomes the number, string or bool in it, `Timestamp` and
-`Duration` the time that they mean, and `Value`, `Struct` and `ListValue` what they are in JSON, where every
-number is a double. A field that is not set has the default of protobuf.
+a value of CEL at once, as cel-go has it. A wrapper becomes the number, string or bool in it. `Timestamp` and
+`Duration` become the time that they mean. `Value`, `Struct` and `ListValue` become their JSON values, and
+every number in JSON is a double. A field that is not set has the default of protobuf.
 
 Two well-known types are left out, `Any` and `Empty`, and so is the enum `NullValue`: no selector has a use
-for them. A message of `kubernetes.DRADevice` passes the type check upstream and fails at run time; here it
-is refused before. A timestamp outside the years 1 to 9999 is an error here; upstream has a value that equals
-no other.
+for them. Upstream, a message of `kubernetes.DRADevice` passes the type check and fails at run time. Here
+the check refuses it. A timestamp outside the years 1 to 9999 is an error here, but upstream makes it a
+value that equals no other.
 """
 
 import base64
@@ -35,7 +35,7 @@ from rackloom.core.allocate.cel.values import (
 
 _SECOND = 10**9
 _EXACT = 2**53 - 1
-"""The largest integer that JSON's doubles hold with all below it; larger ones become strings."""
+"""The largest integer that JSON's doubles hold with all below it. Larger ones become strings."""
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 """The years 1 to 9999, which protobuf's timestamps may have."""
 
@@ -53,7 +53,7 @@ def _scalar(wanted: type, low: int | None = None, high: int | None = None) -> Ca
     """Takes a value of the type, within the range that the field of the message has."""
 
     def convert(field: str, value: Any) -> Any:
-        number: Any = value  # Its class is compared, which a type checker takes for less than it is.
+        number: Any = value  # Any, because a type checker misreads the comparison of classes.
         if type(value) is not wanted:
             found = TYPE_NAMES[type(value)]
             raise EvaluationError(
@@ -135,7 +135,7 @@ def _json(value: Any) -> Any:
 
 
 def _json_container(wanted: type) -> Callable[[str, Any], Any]:
-    """Takes a list or a map, with values as JSON has them."""
+    """Takes a list or a map with JSON values."""
 
     def convert(field: str, value: Any) -> Any:
         if not isinstance(value, wanted):
@@ -168,7 +168,7 @@ _VALUE_FIELDS: dict[str, tuple[CelType, Callable[[str, Any], Any]]] = {
 
 
 def _value(fields: Mapping[str, Any]) -> Any:
-    """The alternative that was set last; null where none was."""
+    """The alternative that was set last, or null if none was set."""
     result = None
     for field, value in fields.items():
         result = _VALUE_FIELDS[field][1](f"google.protobuf.Value.{field}", value)

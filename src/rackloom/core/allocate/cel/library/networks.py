@@ -2,7 +2,7 @@
 
 An `IP` or `CIDR` refuses zones and IPv4 addresses that are written as IPv6. `ParsedUrl` is an absolute
 URL or a path from the root. A URL must parse both as a request and as a reference, as Kubernetes
-requires; the path is returned escaped. The three types are registered as values that compare only with
+requires. The path is returned escaped. The three types are registered as values that compare only with
 their own type.
 """
 
@@ -156,7 +156,7 @@ _PLAIN_IN_PATH = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy
 
 
 class ParsedUrl(msgspec.Struct, frozen=True):
-    """The parts of a URL; `path` is still escaped."""
+    """The parts of a URL. `path` is still escaped."""
 
     text: str
     scheme: str
@@ -170,7 +170,7 @@ compare_strictly(ParsedUrl)
 
 
 def parse_url(text: str) -> ParsedUrl:
-    """Read an absolute URL or path. ValueError says why it is neither."""
+    """Read an absolute URL or path. Raises ValueError with the reason if it is neither."""
     _parse_as(text, fragment=False)
     return _parse_as(text, fragment=True)
 

@@ -1,12 +1,12 @@
 """Operators: arithmetic, comparison, logic, membership, indexing, size, and optional values.
 
-Integer arithmetic checks 64-bit overflow and division by zero; division truncates towards zero.
+Integer arithmetic checks 64-bit overflow and division by zero. Division truncates towards zero.
 Ordering works across numeric types, and a NaN cannot be ordered. Durations must fit 64 bits of
 nanoseconds, and timestamps the years 1 to 9999.
 
 Indexing a missing key or position is an error. `[?]` and `.?` return an optional value instead, on
 which `orValue`, `or`, `value` and `hasValue` work. The evaluator runs `&&`, `||`, `?:`, `==`, `!=`,
-`orValue` and `or` itself; their overloads here serve the checker.
+`orValue` and `or` itself. Their overloads here serve the checker.
 """
 
 import math
@@ -199,7 +199,7 @@ declare_functions(
 
 
 def list_index(items: list[Any], key: Any) -> int:
-    """The position that `key` names; a whole double or a uint will do."""
+    """The position that `key` names. A whole double or a uint will do."""
     kind = type(key)
     if kind is float:
         if not key.is_integer():
@@ -299,7 +299,7 @@ def _unwrap_optionals(items: list[OptionalValue]) -> list[Any]:
 
 
 def is_zero(value: Any) -> bool:
-    """Whether a value is the zero of its type; types without one never are."""
+    """Whether a value is the zero of its type. False if the type has no zero."""
     if value is None:
         return True
     if isinstance(value, OptionalValue):

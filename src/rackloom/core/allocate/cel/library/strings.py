@@ -4,8 +4,8 @@ Positions count characters, not bytes. `compiled_pattern` loads the regular expr
 use, because few selectors have patterns.
 
 `format_string` implements `%s %d %f %e %b %x %X %o %%` as the second version of cel-go's strings
-library does, including its treatment of `%e`: what is written as precision is taken as width. The
-checker uses FORMAT_CLAUSE and FORMAT_VERB_TYPES to validate literal format strings beforehand.
+library does, including its treatment of `%e`: it takes the written precision as width. The checker uses
+FORMAT_CLAUSE and FORMAT_VERB_TYPES to validate literal format strings beforehand.
 """
 
 import json
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-"""White space as Unicode defines it; Python's own strip takes control characters too."""
+"""White space as Unicode defines it. Python's own strip takes control characters too."""
 
 _UPPER = {upper: upper + 32 for upper in range(65, 91)}
 _LOWER = {lower: upper for upper, lower in _UPPER.items()}
@@ -142,7 +142,7 @@ def _join(items: list[Any], separator: str = "") -> str:
 
 
 def compiled_pattern(pattern: str) -> "Regex":
-    """The compiled pattern. Raises EvaluationError where Go would refuse it."""
+    """The compiled pattern. Raises EvaluationError if Go would refuse it."""
     # Few selectors have patterns: claims without any do not load the engine.
     from rackloom.core.allocate.cel.regex import compiled_regex
 
@@ -192,7 +192,7 @@ FORMAT_VERB_TYPES: dict[str, tuple[str, ...]] = {
     "x": ("int", "uint", "string", "bytes"),
     "X": ("int", "uint", "string", "bytes"),
 }
-"""Names of the types that each verb takes; of strings, %f and %e take only those that name no number."""
+"""Names of the types that each verb takes. Of strings, %f and %e take only those in `_NO_NUMBER`."""
 
 _PRECISION = 6
 _NO_NUMBER = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -318,7 +318,7 @@ def _show_fixed(value: Any, precision: int | None) -> str:
 
 
 def _show_scientific(value: Any, precision: int | None) -> str:
-    """Six digits and a power of ten. What is written as precision is the width, as upstream has it."""
+    """Six digits and a power of ten. The written precision is the width, as upstream has it."""
     width = _PRECISION if precision is None else precision
     number = _as_number(value)
     if not math.isfinite(number):
