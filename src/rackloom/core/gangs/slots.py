@@ -149,7 +149,7 @@ def _job_progress(snapshot: GangSnapshot) -> list[_JobProgress]:
     jobs = []
     for uid, members in pods.items():
         job = owners.get(uid)
-        # The end of a Job that is ending but not over is unknown.
+        # The outcome of a Job that is ending but not over is unknown.
         if not isinstance(job, OwnerJob) or (job.is_ending and job.over_since is None):
             return []
         jobs.append(_JobProgress(members[0].group, job, job.over(members)))

@@ -96,7 +96,7 @@ class BesideKueue(msgspec.Struct, frozen=True, kw_only=True):
     has_plans: bool = False
     """Workloads have plans. No gang takes their trays."""
     quota: QuotaMode = QuotaMode.NONE
-    """Which ComputeDomains need quota. It limits the spare trays of the gangs that use them."""
+    """Which ComputeDomains need quota. A gang's spare trays may not exceed the quota of those it uses."""
 
 
 WITHOUT_KUEUE = BesideKueue()
@@ -333,7 +333,7 @@ class OwnerCheck(msgspec.Struct, frozen=True):
     """Fewer pods are to come than the gang had at first."""
 
     def next_at(self, interval: float) -> float:
-        """When to read them again. No event reports a change, so the interval doubles until one is found."""
+        """When to read them again. No event reports changes, so the interval doubles while there are none."""
         return self.at + max(interval, self.at - self.since)
 
 

@@ -194,7 +194,7 @@ def _have_claims_gone(before: ClusterState, now: ClusterState) -> Iterator[bool]
 def with_reservations(
     running: PlacementSite, records: Iterable[GangRecord], plans: Iterable[TrayHold] = ()
 ) -> PlacementSite:
-    """The site in which the trays of GangPlans are held too, whole, and the holds `plans` of workloads."""
+    """The site with more holds: whole trays that GangPlans reserve, and the holds `plans` of workloads."""
     size = {tray.name: tray.gpus for tray in running.trays}
     # A reserved tray is held whole, also while the pods of its gang are still to come.
     reserved = (

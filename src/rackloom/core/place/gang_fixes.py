@@ -189,7 +189,7 @@ T = TypeVar("T")
 
 
 class PlacementFix(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the request or of the site, with which the gang was found to fit."""
+    """A change of the request or of the site that was found to make the gang fit."""
 
     text: str
     view: SiteView
@@ -329,7 +329,7 @@ class _FixSearch:
         return gang_fits(capacity_for(fix.view, self._gang), self._gang, self._budget)
 
     def _fits_in_clique(self, clique: SiteView) -> bool:
-        """Whether the largest subgroup fits in the clique that the site is."""
+        """Whether the largest subgroup fits in the only clique of the site."""
         trial = TrialPlacement(capacity_for(clique, self._gang))
         request = CliqueRequest(colocation_groups(self._gang)[:1], self._gang.spares, fewest=False)
         return choose_cliques(trial, request, self._budget) is not None

@@ -67,7 +67,7 @@ class JobMove(msgspec.Struct, frozen=True):
     to_trays: tuple[str, ...]
     gpus: int
     holes: tuple[FreeRegionCount, ...] = ()
-    """The free regions before and after it, of each size of which the number changes."""
+    """The free regions before and after it, for each size with a change."""
 
     def describe(self) -> str:
         """In words, with the cost."""
@@ -104,7 +104,7 @@ MoveStep = tuple[SiteView, JobMove]
 def move_unit(
     site: SiteView, unit: MovableUnit, avoid: Collection[str], budget: SearchBudget
 ) -> MoveStep | None:
-    """Move a unit to another clique that has room for it.
+    """Move a unit to a clique that has room for it.
 
     It goes to no tray of `avoid`, to none that its pods may not use, and to none with a job that it is never
     beside. None if it is not movable or nothing has room.

@@ -128,7 +128,7 @@ class JobTopology(msgspec.Struct, frozen=True, kw_only=True):
 
     request: TopologyRequest
     is_apart: bool = False
-    """Each pod set is in a domain, and not all in the same."""
+    """Each pod set is in one domain, but they are not all in the same domain."""
 
 
 def job_topology(job: Job) -> JobTopology | None:
@@ -205,7 +205,7 @@ class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     request: PlanRequest
     domain: tuple[str, str] | None = None
-    """A node label and its value: only nodes with it are planned on."""
+    """A node label and its value. Only nodes with it are used."""
     note: str = ""
     """A note for plans that are found this way."""
 
@@ -217,7 +217,7 @@ class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
         return replace(report, jobs=tuple(jobs))
 
     def takes(self, node: NodeObject) -> bool:
-        """Whether a node is planned on."""
+        """Whether a node is used."""
         if self.domain is None:
             return True
         key, value = self.domain

@@ -142,7 +142,7 @@ def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Sc
 def pin_to_trays(draft: ManifestDraft, plan: GangPlan, labels: SchedulerLabels) -> None:
     """Let every pod template use the trays of its groups only."""
     for group, member, template in draft.templates():
-        # A pod has its own tray. A template has the trays of all groups that have it.
+        # A pod has its own tray. A template has the trays of all groups that use it.
         if draft.job.kind == "Pod":
             trays = [at.tray for at in plan.seats if (at.group, at.member) == (group.name, member)]
         else:

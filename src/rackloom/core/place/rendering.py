@@ -130,7 +130,7 @@ def render_kueue(
 
 
 def render_lws(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: SchedulerLabels) -> list[JsonObject]:
-    """A clique to itself for each replica, or for each segment of one. Raises Refused for other kinds.
+    """An exclusive clique for each replica, or for each segment of one. Raises Refused for other kinds.
 
     The leader of a replica picks the clique (LWS adds pod affinity to it), whether or not the workers fit
     there, so the trays are named too.

@@ -88,7 +88,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     apart: bool = False
     """Each group of a job has its own clique."""
     exclusive: bool = False
-    """Only empty trays, and those whole."""
+    """Takes only empty trays, each as a whole."""
     exclusive_topology: bool = False
     """Each share of a job has a clique that no other uses: LeaderWorkerSet's exclusive topology."""
     without_trays: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
     reserved: tuple[TrayHold, ...] = ()
     """Holds that others are to get, besides those of pods and claims."""
     viewer: str | None = None
-    """The namespace for which the report is: holders in others have no names in it. None: all have."""
+    """The namespace that gets the report, which hides the names of holders in others. None: hides none."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class SegmentPrice(msgspec.Struct, frozen=True, kw_only=True):
 
     trays: int
     outside: int
-    """Trays of a clique that is whole which no segment takes."""
+    """Trays of a whole clique that no segment takes."""
     usable: float
     """Share (0 to 1) of all trays that whole segments use, with some of them down."""
 
@@ -264,7 +264,7 @@ class SitePlanner:
         return tuple(moves)
 
     def _plans(self, ranked: Sequence[tuple[Job, Gang]], each: EachInTurn) -> dict[str, GangPlan]:
-        """Of the jobs that fit: together if all may use the same trays and share them, else one by one."""
+        """Plans of the jobs that fit: together if all may use the same trays and share them, else in turn."""
         if self._request.exclusive_topology:
             return self._plans_one_by_one(ranked, each)
         trays = [self._site_of_job(job).trays for job, _ in ranked]
@@ -286,7 +286,7 @@ class SitePlanner:
         return {plan.gang: plan for plan in found}
 
     def _plans_one_by_one(self, ranked: Sequence[tuple[Job, Gang]], each: EachInTurn) -> dict[str, GangPlan]:
-        """Of the jobs that fit. Each plan takes trays from the jobs after it."""
+        """Plans of the jobs that fit. Each plan takes trays from the jobs after it."""
         plans: dict[str, GangPlan] = {}
         is_exclusive = self._request.exclusive_topology
         for number, (job, _) in enumerate(each(ranked, "jobs planned")):
@@ -312,7 +312,7 @@ class SitePlanner:
         return with_node_resources(site or self._capacity_for(job), gang, asked, self._use)
 
     def _site_with_free_cliques(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
-        """Cliques that no other job of its kind has, planned or running."""
+        """The site with only the cliques that no other job of its kind uses, planned or running."""
         site = self._capacity_for(job)
         taken = {clique for plan in plans.values() for clique in plan.cliques}
         return _without_other_sets(with_cliques_closed(site, taken), self._found, job)

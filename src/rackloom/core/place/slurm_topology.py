@@ -82,7 +82,7 @@ def topology_of_nodes(
     taint: str | None = None,
     block_size: int | None = None,
 ) -> SlurmTopology:
-    """The topology of Kubernetes nodes. `taint`: only of those that have a taint of this key.
+    """The topology of Kubernetes nodes. `taint`: only of nodes that have a taint with this key.
 
     Raises Refused for a node that cannot be read: Slurm would lose the node of running jobs.
     """

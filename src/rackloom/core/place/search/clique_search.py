@@ -206,7 +206,7 @@ class CliqueRequest(NamedTuple):
     apart: bool = False
     """No two subgroups are in one clique."""
     fewest: bool = True
-    """Else the first solution is taken: to know that there is one, or because near cliques come first."""
+    """If false, the first solution is taken: to know if there is one, or because near cliques come first."""
 
 
 def choose_cliques(
@@ -418,7 +418,7 @@ class NogoodTable:
 
     def _count(self) -> None:
         for clique, inside in self._changed.items():
-            # A clique that a search has left again adds nothing, as one that it never touched.
+            # A clique that a search has left again adds nothing, like one that it never used.
             added = 0
             if inside:
                 added = self._ones.setdefault(self._digit(clique, inside), 1 << self._bits * len(self._ones))
@@ -450,7 +450,7 @@ class _CliqueFit(NamedTuple):
     fits: int
     """Equal subgroups that it can take at most."""
     is_exact: bool
-    """Else `closes` is a lower bound, and the subgroup may not fit."""
+    """If false, `closes` is a lower bound, and the subgroup may not fit."""
 
 
 class _CliqueRank(NamedTuple):

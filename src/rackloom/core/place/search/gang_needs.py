@@ -329,7 +329,7 @@ def clique_bounds(trays: Iterable[tuple[int, bool, int]]) -> CliqueBounds:
     for slots, is_empty, count in trays:
         capacity += slots * count
         most = max(most, slots)
-        # Only among empty trays can the gain of opening one differ.
+        # Only empty trays can be opened, so only their slots are compared.
         if is_empty:
             on_empty, least = max(on_empty, slots), slots if least is None else min(least, slots)
         else:

@@ -155,7 +155,7 @@ def best_fit_decreasing(cliques: Sequence[PackingClique], items: Sequence[Packin
 
 
 def _put_tightest(rooms: list[int], sizes: tuple[int, ...]) -> ItemCliques | None:
-    """Use the tightest clique for each size, one in use first. None if one lacks: then nothing is used."""
+    """Use the tightest clique for each size, one in use first. If one lacks, return None and use nothing."""
     left, found = list(rooms), list[int]()
     for size in sizes:
         # Opening a clique costs one, so those in use come first. Among equals, the least room is left over.

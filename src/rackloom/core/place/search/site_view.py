@@ -330,7 +330,7 @@ _MAX_CHANGED = 8
 
 
 class _Layout:
-    """Which trays and cliques a site has. Views that were changed from one another share it."""
+    """The trays and cliques of a site. Views that were derived from each other share it."""
 
     def __init__(self, site: PlacementSite, cliques: Iterable[str]) -> None:
         self.site = site
@@ -433,7 +433,7 @@ class SiteView:
         return self._layout.clique_of.get(tray)
 
     def trays_named(self, names: Iterable[str]) -> Iterator[PlacementTray]:
-        """Of these trays, those that the site has."""
+        """The trays with these names that the site has."""
         # Grouped by clique, because a clique has its trays by position, not by name.
         wanted: dict[str, set[str]] = {}
         for name in names:

@@ -164,7 +164,7 @@ class TrialPlacement:
         return self._use(at).members
 
     def least_room_first(self, clique: str, need: MemberNeed) -> list[tuple[int, TrayPosition]]:
-        """Trays of the clique that can serve such a member, each after how many: least room first.
+        """Trays of the clique that can serve such a member, each after its number of slots, least room first.
 
         Partly used trays come before empty ones, then those with least free GPUs, then by position.
         """
