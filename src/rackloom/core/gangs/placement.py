@@ -456,6 +456,6 @@ def _why_no_room(
     for kind, count in Counter(group.devices for group in members).items():
         if kind is not None and (kind not in tray.rooms or tray.rooms[kind].now < count):
             return "too few devices"
-    # Last their requests besides devices, next to the requests of other owners there.
+    # Finally, compare their requests besides devices with the amounts that other owners leave there.
     short = resources.why_short(name, [group.name for group in members])
     return f"has {short}" if short else None

@@ -128,7 +128,7 @@ def _allocations_by_node(devices: DraDevices, claims: Iterable[ResourceClaim]) -
 def _fill_fleet(
     kind: str, fleet: Fleet, claims: Sequence[ResourceClaim], everything: Mapping[str, AllocationResult]
 ) -> Counter[str]:
-    """Members by node, as many as the fleet takes. `everything`: all devices of each node."""
+    """Members by node that the fleet takes, up to the maximum. `everything`: all devices of each node."""
     members: Counter[str] = Counter()
     while isinstance(found := fleet.place(claims), Allocation):
         if members[found.node] == MAX_MEMBERS_PER_TRAY:
