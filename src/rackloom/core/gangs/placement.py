@@ -1,9 +1,9 @@
-"""The request of a gang to the placement search (`core.place`), and what follows from the result.
+"""The request of a gang to the placement search (`core.place`), and the writes that follow from the result.
 
-A gang without a plan is placed; a gang whose trays are reserved has them checked; a gang that runs and
-lost a tray, or has a pod that cannot be bound, is repaired one tray at a time, so that each choice sees
-the last one. Where a reserved tray has no room for the gang, because another pod was bound before the
-taint took effect, the plan is withdrawn.
+A gang without a plan is placed. Reserved trays of a gang are checked. A running gang that lost a tray, or
+has a pod that cannot be bound, is repaired one tray at a time, so that each choice sees the last one. If a
+reserved tray has no room for the gang, because another pod was bound before the taint took effect, the plan
+is withdrawn.
 
 The request is made of the pods in `core.gangs.requests`, and the site in `core.gangs.trays`. A refusal
 becomes the message of the condition Placed: `gang_refusal` names the trays that are missing and their
@@ -16,8 +16,8 @@ CPU, memory and the like of nodes count wherever members get a tray (`MemberReso
 helpers beside the others, before pods are ungated, and for members that move.
 
 Spare trays: all gangs of a namespace share the limit `max_spares`, since no ResourceQuota counts
-reserved trays, and all gangs that use a ComputeDomain share what that has quota of Kueue for. A gang that
-asks for more is refused with the largest number that fits (`plan_within_spare_limit`).
+reserved trays, and all gangs that use a ComputeDomain share the trays of its Kueue quota. A gang that
+requests more is refused with the largest number that fits (`plan_within_spare_limit`).
 """
 
 from collections import Counter
@@ -76,7 +76,7 @@ class SpareRoom(msgspec.Struct, frozen=True):
 
 
 class PromisedSpares(msgspec.Struct, frozen=True):
-    """The spare trays of a workload of Kueue that may start; its gang may have no plan yet."""
+    """The spare trays of a workload of Kueue that may start. Its gang may have no plan yet."""
 
     gang: GangKey
     trays: int
@@ -93,11 +93,11 @@ def spare_room(
 ) -> SpareRoom:
     """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses.
 
-    `templates`: the claim templates that its pods name, by which ComputeDomains are known.
-    `promised` are those of other workloads; they and the plan of their gang count once. Several workloads may
+    `templates`: the claim templates that its pods name, which identify ComputeDomains.
+    `promised` are those of other workloads. They and the plan of their gang count once. Several workloads may
     name one gang.
     """
-    # By gang, what others keep or are promised: a workload and the plan of its gang count once.
+    # By gang, the trays that others keep or are promised: a workload and the plan of its gang count once.
     of_plans = {
         record.key: len(record.plan.spares)
         for record in cluster.records
@@ -126,10 +126,10 @@ def spare_room(
 
 
 def plan_within_spare_limit(allowed: SpareRoom, gang: Gang, plan: Callable[[Gang], GangPlan]) -> GangPlan:
-    """The plan of a gang that keeps no more spare trays than are allowed; `plan` searches. Raises Refused.
+    """The plan of a gang that keeps no more spare trays than are allowed. `plan` searches. Raises Refused.
 
-    What a pod requests counts against a ResourceQuota, but a spare tray has no pod. A gang is refused rather
-    than planned with fewer spares than it declares; the refusal names the largest number that fits. The
+    A pod's requests count against a ResourceQuota, but a spare tray has no pod. A gang is refused rather
+    than planned with fewer spares than it declares. The refusal names the largest number that fits. The
     search takes longer with more spares, so it never runs for more of them than the limit allows: spares are
     per clique, and a plan in one clique already needs them all.
     """
@@ -151,20 +151,20 @@ def plan_within_spare_limit(allowed: SpareRoom, gang: Gang, plan: Callable[[Gang
 
 
 class MemberResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What members request of their nodes beside devices, and what the nodes have for them."""
+    """The requests of members besides devices, and the amounts that the nodes have for them."""
 
     owner: str
-    """The gang, as holds name it."""
+    """The name of the gang in holds."""
     requests: Mapping[str, Thousandths] = {}
-    """What a member of each group requests: the most of any that lives. A group without a living member is
+    """The requests of a member of each group: the most of any that lives. A group without a living member is
     missing, since nothing is known of it."""
     use: NodeUse | None = None
-    """None: not counted."""
+    """None if it is not counted."""
 
     def why_short(self, tray: str, groups: Iterable[str]) -> str:
         """The resources of which a tray has too little for one member of each entry of `groups`, in words.
 
-        What others request there counts, and what the gang itself has there does not.
+        The requests of other owners there count, and those of the gang itself do not.
         """
         left = None if self.use is None else self.use.left_without(tray, (self.owner,))
         if left is None:
@@ -195,7 +195,7 @@ def seat_helpers(
     resources: MemberResources,
     kept: Collection[MemberAssignment] = (),
 ) -> GangPlan:
-    """Move helpers to other trays of the plan where they may not stay on theirs. Raises Refused.
+    """Move helpers to other trays of the plan if they may not stay on theirs. Raises Refused.
 
     Those of `kept` stay: their pods run, or wait for their tray.
     """
@@ -212,7 +212,7 @@ def seat_helpers(
             for other in settled
             if terms is not None and terms.bar(groups[other.group].terms or PlacementTerms())
         }
-        # Its own tray first: a helper that may stay does. Once it is settled, it counts for the next one.
+        # Its own tray first: a helper stays if it may. Once it is settled, it counts for the next one.
         obstacles: list[str] = []
         for tray in (slot.tray, *trays):
             why = closed.get(tray) or ("it keeps apart from members there" if tray in barred else "")
@@ -254,11 +254,11 @@ def _open_to_helpers(site: PlacementSite, gang: Gang, resources: MemberResources
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows for one gang."""
+    """The result for one gang."""
 
     actions: tuple[ObjectWrite, ...] = ()
     checked: GangPlan | None = None
-    """The plan whose trays were found empty of others."""
+    """The plan if its trays were found free of other pods."""
 
 
 def answer_placement(snapshot: GangSnapshot, settings: GangSettings, cache: SiteCache) -> PlacementAnswer:
@@ -284,8 +284,8 @@ def answer_placement(snapshot: GangSnapshot, settings: GangSettings, cache: Site
 
 
 def place_gang(snapshot: GangSnapshot, settings: GangSettings, cache: SiteCache) -> ObjectWrite:
-    """Plan a gang whose members all exist. Raises Refused."""
-    assert snapshot.record is not None  # noqa: S101 (only recorded gangs ask)
+    """Plan a gang once all of its members exist. Raises Refused."""
+    assert snapshot.record is not None  # noqa: S101 (only recorded gangs are placed)
     request = placement_request(snapshot, cache)
     gang = request.gang
     resources = member_resources(snapshot)
@@ -296,16 +296,16 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, cache: SiteCache)
         if request.whole:
             most = max(group.gpus for group in gang.groups if group.name in request.whole)
             site = site.with_trays(lambda tray: replace(tray, gpus=min(tray.gpus, most)))
-        # With the first site, whose identity is a part of the key.
+        # With the first site, because its identity is a part of the key.
         return request.site, site, *bounded(site, gang)
 
     def bounded(site: PlacementSite, asked: Gang) -> tuple[SiteView, Gang]:
-        # The trays have to carry the members by CPU, memory and the like too.
+        # The trays also need enough CPU, memory and the like for the members.
         if resources.use is not None:
             site, asked = with_node_resources(site, asked, resources.requests, resources.use)
         return SiteView.of(site), asked
 
-    # Gangs of one namespace that hold nothing and request the same meet the same site.
+    # Gangs of one namespace with equal requests and no holds have the same site.
     holds = {member.node for member in snapshot.living} != {None}
     demand = (
         *(snapshot.key if holds else snapshot.key.namespace, msgspec.json.encode(gang.groups)),
@@ -319,7 +319,7 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, cache: SiteCache)
         return plan_or_refuse(searched, replace(asked, groups=groups), refuse)
 
     def refuse(capacity: SiteCapacity, asked: Gang, budget: SearchBudget) -> Refused:
-        # The name of the gang is the first word of the reason. All else is that of gangs with this demand.
+        # The reason starts with the gang's name. The rest is the same for all gangs with this demand.
         first, _, found = cache.shared(
             snapshot.cluster,
             (*demand, id(capacity.view), msgspec.json.encode(replace(asked, name=""))),
@@ -331,9 +331,9 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, cache: SiteCache)
     try:
         plan = seat_helpers(plan, gang, site, resources)
     except Refused as refused:
-        # The first plan leaves no tray for a helper. So search again on a site where the trays that are
+        # The first plan leaves no tray for a helper. So search again on a site in which the trays that are
         # closed to helpers, or have too little for one beside another member, are closed to all. If that
-        # finds nothing either, the first refusal is the one that helps.
+        # finds nothing either, report the first refusal.
         try:
             opened, with_kinds = bounded(_open_to_helpers(site, gang, resources), gang)
             plan = plan_within_spare_limit(allowed, gang, partial(search, opened, with_kinds.groups))
@@ -348,7 +348,7 @@ def repair_gang(
 ) -> tuple[ObjectWrite, ...]:
     """Move the members of one tray that is lost, or on which they cannot be bound. Raises Refused.
 
-    Where the tray has room after all, something else kept a pod from it (a claim that was allocated
+    If the tray has room after all, something else kept a pod from it (a claim that was allocated
     elsewhere), and its owner creates another. One tray is moved at a time, so that each choice sees the last.
     """
     record = snapshot.record
@@ -359,7 +359,7 @@ def repair_gang(
         return (_move_tray(record, site, resources, lost[0]),)
     late = unschedulable_members(snapshot, assign_slots(snapshot, record.plan), settings)
     for tray in dict.fromkeys(member.tray for member in late if member.tray is not None):
-        # A tray without room is the cause, so its members move: helpers alone if they are all that is late.
+        # A tray without room is the cause, so its members move: helpers alone if only they are late.
         if (why := _why_no_room(site, snapshot, tray, resources)) is not None:
             groups = {member.group for member in late if member.tray == tray}
             try:
@@ -400,7 +400,7 @@ def _move_helpers(
 
 
 def _placed(record: GangRecord) -> tuple[Gang, GangPlan]:
-    """The gang and the plan that are recorded of a gang that is repaired."""
+    """The recorded gang and plan of a gang that is repaired."""
     assert record.gang is not None  # noqa: S101 (only placed gangs are repaired)
     assert record.plan is not None  # noqa: S101
     return record.gang, record.plan
@@ -409,7 +409,7 @@ def _placed(record: GangRecord) -> tuple[Gang, GangPlan]:
 def _move_tray(record: GangRecord, site: PlacementSite, resources: MemberResources, lost: str) -> ObjectWrite:
     gang, plan = _placed(record)
     if all(known.name != lost for known in site.trays):
-        # The search needs the clique of a tray whose node is gone, and only the record still knows it.
+        # The search needs the clique of a tray even if its node is gone, and only the record still has it.
         gone = PlacementTray(name=lost, clique=record.cliques.get(lost), gpus=0, shut="its node is gone")
         site = PlacementSite((*site.trays, gone), site.holds)
     # Helpers may go to another tray of the plan than the members with devices.
@@ -456,6 +456,6 @@ def _why_no_room(
     for kind, count in Counter(group.devices for group in members).items():
         if kind is not None and (kind not in tray.rooms or tray.rooms[kind].now < count):
             return "too few devices"
-    # Last what they request beside devices, next to what others request there.
+    # Finally, compare their requests besides devices with the amounts that other owners leave there.
     short = resources.why_short(name, [group.name for group in members])
     return f"has {short}" if short else None

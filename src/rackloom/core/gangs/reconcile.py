@@ -1,28 +1,27 @@
 """The phases of a gang, from its first pod to its last: one snapshot in, one decision out.
 
-The order of the phases is what makes them safe:
+The order of the phases makes them safe:
 
-1. collect: a GangPlan is created; then all pods are there, gated, and agree with each other;
-2. plan: the placement search is asked, and its plan is recorded before any node is touched;
-3. reserve: all trays of the plan get its taint;
-4. check: after the settling time a fresh read finds the trays empty of other jobs' pods, which
-   kube-scheduler may have bound before it saw the taint;
-5. ungate: every pod is pinned and ungated in one write, and kube-scheduler binds it;
-6. maintain: a lost tray, or a pod that cannot be bound, is replaced; trays that no pod will use again
-   are released;
-7. end: when no pod is left, the taints are removed first, then the GangPlan that names them.
+1. Collect: create a GangPlan, and wait until all pods are there, gated, and agree with each other.
+2. Plan: run the placement search, and record its plan before any node is touched.
+3. Reserve: give all trays of the plan its taint.
+4. Check: after the settling time, a fresh read finds the trays empty of other jobs' pods, which
+   kube-scheduler may have bound before it saw the taint.
+5. Ungate: pin and ungate every pod in one write, so that kube-scheduler binds it.
+6. Maintain: replace a lost tray, or a pod that cannot be bound. Release trays that no pod will use again.
+7. End: when no pod is left, remove the taints first, then the GangPlan that names them.
 
 A recorded plan is continued, not made again. It is withdrawn only before the first pod was ungated: when
 a competing plan has the better right (it holds all of its trays, or is older), when a tray is lost and
 no other is found, or when its pods are gone or were replaced by another job's. A decision that releases
-trays, deletes pods or withdraws a plan sets `needs_fresh_read`; the controller then decides again from
-what the API server has, not from its cache.
+trays, deletes pods or withdraws a plan sets `needs_fresh_read`. The controller then decides again from
+a read of the API server, not from its cache.
 
 A decision carries the conditions of the gang (Placed, Reserved, Bound). Each is True, False or Unknown, with
-a reason and a message that says what would change it. Placed is Unknown while the placement search has not
-answered, and while all pods have ended but their Job still owes some. Bound is Unknown while a tray is not
-ready but not yet considered lost. A condition keeps its transition time while its status stays the same; a
-time in the future, from a clock that was ahead, is replaced. Events are recorded for a problem that is new,
+a reason and a message that names the change that would help. Placed is Unknown while the placement search
+has not answered, and while all pods have ended but their Job still owes some. Bound is Unknown while a tray
+is not ready but not yet considered lost. A condition keeps its transition time while its status stays the
+same. A time in the future, from a clock that was ahead, is replaced. Events are recorded for a new problem,
 and for a condition that became True. The status is written only if it differs from the recorded one.
 """
 
@@ -75,7 +74,7 @@ def _shorten(names: Collection[str]) -> str:
 
 
 def gang_condition(type_: str, status: str, reason: str, message: str) -> Condition:
-    """One condition; `with_status` adds its transition time."""
+    """One condition. `with_status` adds its transition time."""
     return Condition(type=type_, status=status, reason=reason, message=message)
 
 
@@ -94,7 +93,7 @@ def waiting_for_members(snapshot: GangSnapshot, declared: GangSpec) -> Condition
 
 
 def waiting_for_others(snapshot: GangSnapshot) -> Condition | None:
-    """That claim templates are still to come, or that another controller (a queue) still holds pods.
+    """The condition that claim templates are still to come, or that another controller (a queue) holds pods.
 
     A pod's demand is unknown without its templates, and no trays are reserved for pods that a queue holds.
     """
@@ -138,11 +137,11 @@ def bound_condition(
     return gang_condition(BOUND, "True", "AllBound", message)
 
 
-# What to do about one gang, in order, and what to report afterwards.
+# The decision about one gang.
 
 
 class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do about one gang, in order, and what to report afterwards."""
+    """The actions for one gang, in order, and the status and events to report afterwards."""
 
     actions: tuple[ObjectWrite, ...] = ()
     status: GangStatus | None = None
@@ -152,7 +151,7 @@ class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
     recheck_after: float | None = None
     """Seconds after which the passage of time alone may change the decision."""
     needs_fresh_read: bool = False
-    """It releases trays, deletes pods or withdraws the plan, or depends on what the owners say.
+    """It releases trays, deletes pods or withdraws the plan, or depends on the state of the owners.
 
     It is valid only if it is decided from fresh reads: a stale cache may miss pods that are ungated by now.
     """
@@ -188,7 +187,7 @@ def with_status(decision: GangDecision, snapshot: GangSnapshot, *conditions: Con
 
 
 class PlannedGang:
-    """How far a recorded plan has come, and what follows from it."""
+    """The progress of a recorded plan, and the decision that follows from it."""
 
     def __init__(
         self, snapshot: GangSnapshot, record: GangRecord, plan: GangPlan, settings: GangSettings
@@ -213,11 +212,11 @@ class PlannedGang:
         snapshot, settings, nodes = self.snapshot, self.settings, self.snapshot.nodes
         if not self.has_begun and self._is_obsolete():
             return GangDecision(actions=(withdraw_plan(self.record),), needs_fresh_read=True)
-        # Only what the owners reported in this pass proves that trays are no longer needed.
+        # Only owners that were read in this pass prove that trays are no longer needed.
         reduced = None if snapshot.owners is None else slots.without_unused_trays(snapshot, self.record)
         if reduced is not None:
             return GangDecision(actions=(reduce_plan(self.record, reduced),), needs_fresh_read=True)
-        # Reserve what is free. A tray that another gang holds is left to it: one of the two plans yields.
+        # Reserve the free trays. A tray that another gang holds is left to it: one of the two plans yields.
         reserved = [
             reserve_tray(nodes[name], snapshot.uid)
             for name in self.unreserved
@@ -246,7 +245,7 @@ class PlannedGang:
         late = slots.unschedulable_members(snapshot, self.slots, settings)
         is_broken = bool(snapshot.lost(settings.lost_after) or late)
         released, deleted = self._release_surplus_trays(), self._delete_misplaced_pods()
-        # Trays may be unused. The owners alone can prove it, and are asked in a pass with fresh reads.
+        # Trays may be unused. Only the owners can prove it, and they are read in a pass with fresh reads.
         asks_owners = (
             slots.may_have_unused_trays(snapshot, self.plan)
             and snapshot.owners is None
@@ -264,7 +263,7 @@ class PlannedGang:
     # Whether to keep the plan.
 
     def _is_obsolete(self) -> bool:
-        """Whether to withdraw the plan. Asked only while no pod was ungated, so it disturbs no pod."""
+        """Whether to withdraw the plan. Called only while no pod was ungated, so it disturbs no pod."""
         snapshot, mine = self.snapshot, (self.record.created, self.record.uid)
         return (
             slots.is_reduced(self.record)
@@ -278,7 +277,7 @@ class PlannedGang:
         )
 
     def _belongs_to_other_pods(self) -> bool:
-        """Whether the pods of the plan are gone, and those under its name need another number of slots."""
+        """Whether the plan's pods are gone, and the pods now under its name need another number of slots."""
         if self.record.gang is None or any(member.gate is None for member in self.snapshot.living):
             return False
         sizes = {group.name: group.members for group in self.record.gang.groups}
@@ -289,7 +288,7 @@ class PlannedGang:
             return False
 
     def _kept_until(self) -> float:
-        """When a plan is withdrawn whose pods are gone. Its trays stay reserved until then."""
+        """When to withdraw the plan because its pods are gone. Its trays stay reserved until then."""
         placed = self.record.status.condition(PLACED)
         now = self.snapshot.now
         since = placed.since if placed and placed.status == "False" else None
@@ -310,14 +309,14 @@ class PlannedGang:
 
     def _release_surplus_trays(self) -> tuple[ObjectWrite, ...]:
         """Release trays that the plan no longer has, once none of the gang's pods is on them."""
-        # A pod keeps its node until it is gone, whatever the plan says by now.
+        # A pod keeps its node until it is gone, even if the plan has changed.
         used = {member.node for member in self.snapshot.living}
         kept = used | set(self.record.reserved)
         surplus = tuple(name for name in self.snapshot.held if name not in kept)
         return release_trays(self.snapshot.nodes, surplus, self.snapshot.uid)
 
     def _delete_misplaced_pods(self) -> tuple[ObjectWrite, ...]:
-        """Delete pods whose slot has moved. On a lost node no kubelet ends them, so they go at once."""
+        """Delete pods if their slot has moved. On a lost node no kubelet ends them, so they go at once."""
         ungated, after = self.snapshot.ungated, self.settings.lost_after
         trays = {member.tray for member in ungated if member.tray}
         lost = {tray for tray in trays if self.snapshot.is_lost(tray, after)}
@@ -351,14 +350,14 @@ class PlannedGang:
         return gang_condition(RESERVED, "True", "Reserved", f"{len(self.record.reserved)} trays are reserved")
 
     def _recheck_after(self) -> float | None:
-        """Seconds until a tray is lost, a pod late, the plan withdrawn, or the owners asked."""
+        """Seconds until a tray is lost, a pod is late, the plan is withdrawn, or the owners are read."""
         snapshot, settings = self.snapshot, self.settings
         since = (node.not_ready_since for node in snapshot.nodes.values())
         due = [moment + settings.lost_after for moment in since if moment is not None]
         due += [self._kept_until()] if self.lacks_pods else []
         waiting = (member.released_at for member in self.slots.seated if member.node is None)
         due += [moment + settings.bind_after for moment in waiting if moment is not None]
-        # No event says that a Job has given up, or that an owner is done.
+        # No event reports that a Job has given up, or that an owner is done.
         due += [slots.last_pods_awaited_until(snapshot, settings)] if self.awaits_last else []
         if self.awaits_last or slots.may_have_unused_trays(snapshot, self.plan):
             due.append(snapshot.now + settings.again)
@@ -412,7 +411,7 @@ def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Conditio
     """The condition that states why a gang cannot be planned, or None if it can."""
     try:
         declared = slots.remaining_spec(snapshot)
-        # Pods that kube-scheduler places by itself, or that an earlier plan pinned, cannot be planned anew.
+        # Pods that kube-scheduler places freely, or that an earlier plan pinned, cannot be planned again.
         if loose := [member.name for member in (*snapshot.unmanaged, *snapshot.ungated)]:
             fix = "delete all pods of the gang, and have them made anew"
             why = f"{_shorten(loose)} were not held until the gang was placed: {fix}"

@@ -1,4 +1,4 @@
-"""The request of a gang to the placement search (`core.place`), from what its pods require.
+"""The request of a gang to the placement search (`core.place`), from the requirements of its pods.
 
 Claims. The members of a group must claim the same, since the search counts one kind of claim per group. Two
 members cannot name one ResourceClaim for devices, because its devices are on one node. IMEX channels are
@@ -12,16 +12,16 @@ Members that take a tray whole get the GPU count of the trays that fit (`whole_t
 Rules. kube-scheduler enforces a pod's rules on the tray to which it is pinned, so the search must know them
 first:
 
-- node rules (nodeSelector, node affinity, tolerations) close trays to the members of a group
-  (`core.gangs.trays`). All members of a group must have the same ones;
-- required podAntiAffinity by host, hard topology spread by host, and host ports keep members of two groups
-  off one tray. Only two of each class of interchangeable pods are compared, and with too many unlike pairs
-  no two members share a tray;
-- everything else that member pods require (podAffinity other than by clique to the gang itself,
-  anti-affinity by other keys than the host, spread with another skew) is refused, with what to change.
+- Node rules (nodeSelector, node affinity, tolerations) close trays to the members of a group
+  (`core.gangs.trays`). All members of a group must have the same ones.
+- Required podAntiAffinity by host, hard topology spread by host, and host ports keep members of two groups
+  off one tray. Only two of each class of interchangeable pods are compared. If there are too many unlike
+  pairs, no two members share a tray.
+- Any other requirement of member pods (podAffinity other than by clique to the gang itself, anti-affinity
+  by other keys than the host, spread with another skew) is refused, with the change that would help.
 
-Trays are reserved as a whole, so a gang requests empty ones. A placed gang whose pods request something
-else is placed again (`is_still_requested`).
+Trays are reserved as a whole, so a gang requests empty ones. If the requests of its pods change, a placed
+gang is placed again (`is_still_requested`).
 """
 
 from collections import Counter
@@ -88,7 +88,7 @@ def _claim_spec(specs: ClaimSpecs, kind: str, name: str) -> ClaimRequest:
 
 
 class GroupClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """What each member of a group claims."""
+    """The claims of each member of a group."""
 
     kind: str
     """The names of the templates and claims, which identify it in the placement request."""
@@ -101,7 +101,7 @@ def group_claims(group: Iterable[GangMember], specs: ClaimSpecs) -> GroupClaims 
     Raises Refused if they differ, if two name one claim, or for a claim that cannot be read.
     """
     members = tuple(group)
-    # The devices of a claim are on one node, so all pods that share it would have to go there.
+    # The devices of a claim are on one node, so all pods that share it would have to go to that node.
     seen: set[str] = set()
     for name in (name for member in members for name in member.pod.named_claims):
         if name in seen and _claim_spec(specs, "claim", name).takes_devices:
@@ -133,7 +133,7 @@ def _read_claim(name: str, request: ClaimRequest) -> ResourceClaim:
 
 
 def claim_gpus(kinds: Mapping[str, MemberClaims]) -> bool:
-    """Whether members claim GPUs, by the class `gpu.nvidia.com`. The GPUs of others count by limits."""
+    """Whether members claim GPUs, by the class `gpu.nvidia.com`. Other members' GPUs count by limits."""
     requests = (
         request for claims in kinds.values() for claim in claims for request in claim.spec.devices.requests
     )
@@ -173,9 +173,9 @@ def whole_tray_gpus(
     """GPUs of the tray that a member takes whole: `members` share a clique, and each counts `gpus`.
 
     The result is the GPU count of the largest trays of one clique, as many as there are members. The clique
-    is chosen in this order: its trays have at least `gpus`; it has enough trays; they are of equal size;
+    is chosen in this order: its trays have at least `gpus`, it has enough trays, they are of equal size, and
     they are small. A larger tray elsewhere therefore never keeps a gang from a clique where it fits. Trays
-    `taken` by others are left out where enough remain. Nodes without a clique (no NVLink fabric) have no
+    `taken` by others are left out if enough remain. Nodes without a clique (no NVLink fabric) have no
     channels, and count only if no open tray has a clique.
     """
     opened = [tray for tray in trays if tray.shut is None]
@@ -199,15 +199,15 @@ def _best_clique(trays: Iterable[PlacementTray], members: int, gpus: int) -> lis
     )
 
 
-# Constraints that a gang cannot be placed by.
+# Constraints by which no gang can be placed.
 
 
 _OWN_LABELS = (GANG_LABEL, CHANNEL_LABEL, "batch.kubernetes.io/job-name", "job-name")
-"""Labels whose value only pods of one gang have: those of the gang, its ComputeDomain and its Job."""
+"""Labels with a value that only pods of one gang have: those of the gang, its ComputeDomain and its Job."""
 
 
 def check_terms(members: Sequence[GangMember], clique_label: str, *, is_together: bool) -> None:
-    """Raise Refused, with what to change, for rules that cannot be kept, or that differ in a group.
+    """Raise Refused, with the fix, for rules that cannot be kept, or that differ in a group.
 
     `is_together`: the whole gang is in one clique.
     """
@@ -242,7 +242,7 @@ def _unsupported_affinity(
 
 
 def _selects_gang_only(term: PodAffinityTerm, members: Sequence[GangMember]) -> bool:
-    """Whether it selects members and no other pods: the position of those is unknown to the search."""
+    """Whether it selects members and no other pods: the search does not know the positions of other pods."""
     labels, selector = members[0].pod.labels, term.label_selector or LabelSelector()
     named = selector.match_labels or {}
     owned = any(key in named and named[key] == labels.get(key) for key in _OWN_LABELS)
@@ -273,7 +273,7 @@ def _by_namespace(term: PodAffinityTerm) -> bool:
 
 
 _MOST_PAIRS = 1 << 16
-"""Pairs of different members that are compared; with more, no two members share a tray."""
+"""Pairs of different members that are compared. With more, no two members share a tray."""
 
 
 def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, PlacementTerms | None]:
@@ -284,8 +284,8 @@ def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, Placeme
     found: dict[str, PlacementTerms | None] = {}
     for name, mine in classes.items():
         where, apart = _shared_requirements(groups[name]).text, list[str]()
-        # The groups, perhaps itself, of which no member may share a tray with one of it. With too many unlike
-        # pairs to compare, keeping all of them apart is safe.
+        # The groups, perhaps this one, with a member that may not share a tray with one of this group. If
+        # there are too many unlike pairs to compare, keeping all of them apart is safe.
         for other, theirs in classes.items():
             pairs = combinations(mine, 2) if name == other else product(mine, theirs)
             is_too_many = len(mine) * len(theirs) > _MOST_PAIRS
@@ -335,9 +335,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     gang: Gang
     kinds: Mapping[str, MemberClaims]
-    """What each member claims, by `GangGroup.devices`."""
+    """The claims of each member, by `GangGroup.devices`."""
     whole: Mapping[str, int]
-    """Groups whose members take a tray each, and the GPUs that each member counts."""
+    """Groups with members that take a tray each, and the GPUs that each member counts."""
     site: PlacementSite
     """The site as the members can use it, still without room for claims."""
 
@@ -354,7 +354,7 @@ def placement_request(snapshot: GangSnapshot, cache: SiteCache) -> PlacementRequ
     kinds = {claimed.kind: claimed.claims for claimed in claims.values() if claimed is not None}
     site = site_for_members(snapshot, terms.values(), cache, claimed=claim_gpus(kinds))
     # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit. Trays
-    # that are closed to such members, or that others hold, say nothing of their size.
+    # that are closed to such members, or that others hold, do not show the size.
     whole_gpus, together = 0, sum(size for name, size in declared.sizes if demands[name].whole)
     if together:
         of_whole = (terms[name] for name, demand in demands.items() if demand.whole)
@@ -390,21 +390,21 @@ def placement_request(snapshot: GangSnapshot, cache: SiteCache) -> PlacementRequ
 def is_still_requested(request: PlacementRequest, recorded: Gang, plan: GangPlan) -> bool:
     """Whether a gang still has the requests of its plan: its pods may have been recreated.
 
-    The GPU count of a whole tray may differ by now, since other trays are there; the recorded one stands.
+    The GPU count of a whole tray may differ by now, since there are other trays. The recorded count stands.
     """
     recorded_gpus, groups = {group.name: group.gpus for group in recorded.groups}, []
     for group in request.gang.groups:
         gpus = recorded_gpus.get(group.name, 0)
         is_enough = group.name in request.whole and gpus >= max(request.whole[group.name], 1)
         groups.append(replace(group, gpus=gpus) if is_enough else group)
-    # The priority decides who yields, not where the gang may be.
+    # The priority decides which gang yields, not the trays that it may use.
     asked = replace(request.gang, groups=tuple(groups), priority=recorded.priority)
     per_tray = Counter(slot.tray for slot in plan.seats if slot.group in request.whole)
     return asked == recorded and all(members == 1 for members in per_tray.values())
 
 
 def claims_by_kind(snapshot: GangSnapshot, gang: Gang, cache: SiteCache) -> dict[str, MemberClaims]:
-    """What each member of a placed gang claims, by the kinds of its record. Raises Refused."""
+    """The claims of each member of a placed gang, by the kinds of its record. Raises Refused."""
     specs = _shared_specs(snapshot, cache)
     kinds = {}
     for group in gang.groups:

@@ -2,12 +2,12 @@
 
 Assignment. A pod that was ungated keeps its slot. Gated pods take the free slots of their group in order
 of rank, so that neighbours in rank become neighbours in the plan. Two pods may have been ungated for one
-slot, by a controller that was paused while another took over: then a pod that stays has it before one
+slot, by a controller that was paused while another took over. Then a pod that stays has priority over one
 that is being deleted, or the job would lose both.
 
 One JSON patch pins the pod to its node, adds the toleration of the plan's taint and removes the gate, so
-that no crash can come between pin and gate. Of a gated pod the API server lets node affinity be narrowed
-only, and tolerations be added (Kubernetes, "Pod Scheduling Readiness"). The patch tests the pod's UID and
+that no crash can come between pin and gate. For a gated pod, the API server only allows to narrow node
+affinity and to add tolerations (Kubernetes, "Pod Scheduling Readiness"). The patch tests the pod's UID and
 the gate first.
 
 Release. A pod that failed or was deleted may be replaced and then needs its tray. So a tray is released,
@@ -16,14 +16,13 @@ and a gang is planned for fewer members, only on proof from the owners of the po
 - One Job owns all pods: as many slots are released as completions are over. Which pods succeeded does not
   matter, because a replacement takes any free slot.
 - All pods belong to one MPIJob that is over: no pod that ended comes back.
-- No pod has an owner: what ended stays ended.
+- No pod has an owner: a pod that ended stays ended.
 
-Jobs that were suspended after some pods had succeeded create only the others again; the gang then waits
-for those and no more. A group is waited for as a whole unless its Jobs are known to create all of its
-pods.
+If a Job was suspended after some pods had succeeded, it creates only the others again, and the gang waits
+for those alone. The gang waits for a group as a whole unless its Jobs are known to create all of its pods.
 
 When all pods have ended and their Job still owes the last ones, their slots are kept for the Job's
-longest back-off plus `bind_after`, then released. No event reports that an owner has changed its state:
+longest back-off plus `bind_after`, then released. No event reports that an owner has changed its state, so
 owners are read again at growing intervals while the use of the trays is unchanged.
 """
 
@@ -77,7 +76,7 @@ class _JobProgress(msgspec.Struct, frozen=True):
 
 
 def remaining_spec(snapshot: GangSnapshot) -> GangSpec:
-    """What the pods declare, with no more members than their Jobs still create. Raises Refused."""
+    """The declaration of the pods, with no more members than their Jobs still create. Raises Refused."""
     declared, jobs = snapshot.declared_spec(), _job_progress(snapshot)
     # Jobs that were over when another was created belong to an earlier run of the gang.
     latest = max((progress.job.created for progress in jobs), default="")
@@ -87,7 +86,7 @@ def remaining_spec(snapshot: GangSnapshot) -> GangSpec:
     sizes = []
     for name, size in declared.sizes:
         own = [progress for progress in jobs if progress.group == name]
-        # A group is waited for as a whole unless its Jobs are known to create all of its pods.
+        # The gang waits for a group as a whole unless its Jobs are known to create all of its pods.
         if sum(progress.job.at_once for progress in own) >= size:
             size = min(size, sum(progress.remaining for progress in own))
         if size:
@@ -122,9 +121,9 @@ def do_owners_matter(snapshot: GangSnapshot) -> bool:
 
 
 def should_ask_owners(snapshot: GangSnapshot, settings: GangSettings) -> bool:
-    """Whether to ask the owners of the pods how many are still to come.
+    """Whether to read the owners of the pods, to know how many pods are still to come.
 
-    The pods of a new gang come one by one, and their owners are not asked at each of them.
+    The pods of a new gang come one by one. Their owners are not read for each of them.
     """
     if snapshot.owners is not None or not lacks_members(snapshot):
         return False
@@ -133,7 +132,7 @@ def should_ask_owners(snapshot: GangSnapshot, settings: GangSettings) -> bool:
 
 
 def owners_asked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
-    """When the owners of a gang that lacks members are asked, in seconds since the epoch."""
+    """When to read the owners of a gang that lacks members, in seconds since the epoch."""
     if snapshot.owner_check is not None:
         return snapshot.owner_check.next_at(settings.again)
     placed = None if snapshot.record is None else snapshot.record.status.condition(PLACED)
@@ -142,7 +141,7 @@ def owners_asked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
 
 
 def _job_progress(snapshot: GangSnapshot) -> list[_JobProgress]:
-    """The Jobs that own the pods. None of them if one proves nothing, or if a pod has another owner."""
+    """The Jobs that own the pods. Empty if one Job proves nothing, or if a pod has another owner."""
     pods: dict[str, list[GangMember]] = {}
     for member in snapshot.members:
         pods.setdefault("" if member.job is None else member.job.uid, []).append(member)
@@ -150,7 +149,7 @@ def _job_progress(snapshot: GangSnapshot) -> list[_JobProgress]:
     jobs = []
     for uid, members in pods.items():
         job = owners.get(uid)
-        # It is open what becomes of a Job that is ending but not over.
+        # The outcome of a Job that is ending but not over is unknown.
         if not isinstance(job, OwnerJob) or (job.is_ending and job.over_since is None):
             return []
         jobs.append(_JobProgress(members[0].group, job, job.over(members)))
@@ -172,7 +171,7 @@ def is_reduced(record: GangRecord) -> bool:
 
 
 def slot_candidates(snapshot: GangSnapshot) -> tuple[GangMember, ...]:
-    """Gated pods that may take a slot; of a reduced plan, only those of the Job whose pods were placed.
+    """Gated pods that may take a slot. In a reduced plan, only those of the Job that owns the placed pods.
 
     A job that was recreated needs more slots than are left. It gets a new plan once the old one is gone.
     """
@@ -189,7 +188,7 @@ def slot_candidates(snapshot: GangSnapshot) -> tuple[GangMember, ...]:
 def awaits_last_pods(snapshot: GangSnapshot) -> bool:
     """Whether all pods have ended and their Job replaces the last of them, but never again the whole gang.
 
-    A Job pauses for 10 s or longer between two attempts and has no pod meanwhile. A Job that cannot create
+    A Job pauses for 10 s or longer between two attempts and has no pod then. A Job that cannot create
     pods (its quota is spent, its account is gone, another controller manages it) never reports so, which is
     why the wait has a limit: `last_pods_awaited_until`.
     """
@@ -202,7 +201,7 @@ def awaits_last_pods(snapshot: GangSnapshot) -> bool:
 
 
 def last_pods_awaited_until(snapshot: GangSnapshot, settings: GangSettings) -> float:
-    """When the trays are released to which no pod came, in seconds since the epoch.
+    """When to release the trays to which no pod came, in seconds since the epoch.
 
     Placed has been Unknown since no pod was left. Its transition time is recorded, so it survives a change
     of leader, and a last pod that was deleted without a trace.
@@ -220,7 +219,7 @@ def longest_wait(settings: GangSettings) -> float:
 
 
 def may_have_unused_trays(snapshot: GangSnapshot, plan: GangPlan) -> bool:
-    """Whether a tray is idle, and the owners of the pods are such that they could prove it stays so."""
+    """Whether a tray is idle, and the owners of the pods could prove that it stays idle."""
     idle = set(plan.trays) - _used_trays(snapshot)
     # Pods that wait at their gate are about to use idle trays, unless a pod has ended there.
     if any(member.gate is not None for member in snapshot.living):
@@ -235,7 +234,7 @@ def may_have_unused_trays(snapshot: GangSnapshot, plan: GangPlan) -> bool:
 
 
 def owners_checked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
-    """When the owners of the pods are asked about unused trays: at once for each use, then less often.
+    """When to read the owners of the pods because of unused trays: at once for each use, then less often.
 
     Their status lags behind the pods: an MPIJob is over some seconds after its launcher.
     """
@@ -370,7 +369,7 @@ def assign_slots(snapshot: GangSnapshot, plan: GangPlan) -> SlotAssignment:
             seated.append(member)
         elif not member.is_being_deleted:
             misfits.append(member)
-    # Gated pods take what is left in the order of their ranks, so that neighbours become neighbours.
+    # Gated pods take the remaining slots in the order of their ranks, so that neighbours stay neighbours.
     openings: list[tuple[GangMember, str]] = []
     gated = slot_candidates(snapshot)
     for group in dict.fromkeys(slot.group for slot in plan.seats):
@@ -387,7 +386,7 @@ def assign_slots(snapshot: GangSnapshot, plan: GangPlan) -> SlotAssignment:
 
 
 def _slot_priority(member: GangMember) -> tuple[object, ...]:
-    """Of two members in one slot, one that stays keeps it, then one that is bound, then the lower rank."""
+    """Of two members in one slot, prefer one that stays, then one that is bound, then the lower rank."""
     return member.is_being_deleted, member.node is None, member.rank
 
 
@@ -396,7 +395,7 @@ def unschedulable_members(
 ) -> tuple[GangMember, ...]:
     """Members that were ungated `bind_after` ago and that kube-scheduler reports as unschedulable.
 
-    Where it reports nothing, the tray is not the cause: the scheduler is down, or a foreign gate is left.
+    If it reports nothing, the tray is not the cause: the scheduler is down, or a foreign gate is left.
     """
     return tuple(
         member
@@ -439,7 +438,7 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
 
 
 def delete_member(member: GangMember, *, at_once: bool = False) -> DeleteObject:
-    """Delete a pod, so that its owner creates another; `at_once` where no kubelet is left to end it."""
+    """Delete a pod, so that its owner creates another. `at_once`: no kubelet is left to end it."""
     grace = 0 if at_once else None
     return DeleteObject(
         kind=POD, namespace=member.namespace, name=member.name, uid=member.uid, grace_seconds=grace

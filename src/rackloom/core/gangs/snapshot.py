@@ -5,18 +5,18 @@ plan are written together, in one patch that carries the resourceVersion, so it 
 changed since it was read. A GangPlan without a readable plan counts as not placed. Its finalizer stays while
 trays may be reserved, so the record that names them outlives them.
 
-A tray is reserved by a NoSchedule taint whose value is the UID of the GangPlan. The list of taints is
+A tray is reserved by a NoSchedule taint with the UID of the GangPlan as its value. The list of taints is
 replaced as a whole together with the resourceVersion: another writer's change is never undone.
 Releasing removes the taint of one plan and no other.
 
 A `GangSnapshot` holds the GangPlan, the member pods, the nodes of the plan and every node that carries
-its taint, competing plans on the same nodes, what the owners of the pods report, and the last result of
+its taint, competing plans on the same nodes, the reported state of the pods' owners, and the last result of
 the placement search. It describes one moment and never changes. `take_snapshot` reads `GangObjects`. They
 come from the informer caches. Plan and pods are read again from the API server before anything is released,
-deleted or planned: a stale cache would undo what another leader has done since.
+deleted or planned: a stale cache would undo the writes of another leader.
 
-A competing plan is one whose taint is on a node of this plan, because two controllers wrote at the same
-time. A plan that was withdrawn removes its taints by itself and does not compete.
+A competing plan has its taint on a node of this plan, because two controllers wrote at the same time. A
+withdrawn plan removes its taints and does not compete.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,7 +64,7 @@ from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.place.gang_planner import NodeUse
 from rackloom.errors import Refused
 
-# What an operator sets for the gang controller.
+# The operator's settings for the gang controller.
 
 
 class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +74,11 @@ class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Between the reservation of the last tray and the check of all trays: kube-scheduler may still bind a
     pod that it decided on before it saw the taint."""
     lost_after: float = 300.0
-    """A tray that is not ready for so long is lost: its members are deleted and move to another tray. The
+    """A tray that is not ready for this time is lost: its members are deleted and move to another tray. The
     node controller evicts pods after the same time."""
     bind_after: float = 120.0
-    """A pod that was ungated and is unschedulable for so long is moved or recreated. A plan of which no pod
-    was ungated is withdrawn when pods are missing for so long. For the last pods of a Job, its longest
+    """A pod that was ungated and is unschedulable for this time is moved or recreated. A plan of which no pod
+    was ungated is withdrawn when pods are missing for this time. For the last pods of a Job, its longest
     back-off is added."""
     again: float = 15.0
     """Between two attempts to repair a plan, and the shortest time between two reads of the owners of pods. A
@@ -87,23 +87,23 @@ class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Spare trays that all gangs of a namespace may keep together. No ResourceQuota counts them, since no pod
     runs on them."""
     clique_label: str = names.GPU_CLIQUE_LABEL
-    """The node label whose value names the NVLink clique."""
+    """The node label that names the NVLink clique."""
 
 
 class BesideKueue(msgspec.Struct, frozen=True, kw_only=True):
-    """What of Kueue's objects bears on gangs."""
+    """The effects of Kueue on gangs."""
 
     has_plans: bool = False
-    """Workloads have plans, whose trays no gang takes."""
+    """Workloads have plans. No gang takes their trays."""
     quota: QuotaMode = QuotaMode.NONE
-    """Which ComputeDomains need quota: a gang keeps no more spare trays than those that it uses have."""
+    """Which ComputeDomains need quota. A gang's spare trays may not exceed the quota of those it uses."""
 
 
 WITHOUT_KUEUE = BesideKueue()
 
 
 def checked_gang_settings(settings: GangSettings) -> GangSettings:
-    """The settings, unchanged. Raises Refused for values without a sense."""
+    """The settings, unchanged. Raises Refused for invalid values."""
     for name in ("settle", "lost_after", "bind_after", "again"):
         if not 0 < getattr(settings, name) < float("inf"):
             raise Refused(f"{name} is {getattr(settings, name)}", nearest_fix="use seconds above 0")
@@ -232,7 +232,7 @@ def withdraw_plan(record: GangRecord) -> PatchObject:
 
 
 def reduce_plan(record: GangRecord, plan: GangPlan) -> PatchObject:
-    """Record what is left of a plan when trays of it are released."""
+    """Record the rest of a plan when some of its trays are released."""
     cliques = [
         {"name": tray, "clique": record.cliques[tray]}
         for tray in _reserved_trays(plan)
@@ -306,7 +306,7 @@ def _with_taints(node: TrayNode, taints: tuple[Taint, ...]) -> PatchObject:
 
 
 class CompetingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Another plan whose taint is on a tray of this one."""
+    """Another plan with its taint on a tray of this one."""
 
     uid: str
     created: float
@@ -319,21 +319,21 @@ class TrayUse(msgspec.Struct, frozen=True):
 
     plan: GangPlan | None
     pods: frozenset[tuple[object, ...]]
-    """UID, tray, node; whether it succeeded, is being deleted, has ended."""
+    """UID, tray, node, and whether it succeeded, is being deleted, has ended."""
 
 
 class OwnerCheck(msgspec.Struct, frozen=True):
-    """The last time when the owners of the pods were asked. Times are seconds since the epoch."""
+    """The last read of the owners of the pods. Times are seconds since the epoch."""
 
     use: TrayUse
     since: float
-    """When they were first asked while the use was this one."""
+    """When they were first read during this use."""
     at: float
     are_fewer: bool
     """Fewer pods are to come than the gang had at first."""
 
     def next_at(self, interval: float) -> float:
-        """When to ask again. No event reports a change, so the interval doubles while nothing changes."""
+        """When to read them again. No event reports changes, so the interval doubles while there are none."""
         return self.at + max(interval, self.at - self.since)
 
 
@@ -348,15 +348,15 @@ class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
     state: ClusterState = ClusterState()
     """Nodes, pods, claims and devices."""
     running: PlacementSite = PlacementSite(())
-    """All trays, and what pods and claims hold on them (`trays.running_site`)."""
+    """All trays, and the holds of pods and claims on them (`trays.running_site`)."""
     use: NodeUse | None = None
-    """What is left of CPU, memory and the like of each node; None: not counted."""
+    """The remaining CPU, memory and the like of each node. None if it is not counted."""
     records: tuple[GangRecord, ...] = ()
     """All GangPlans, including those written during this pass."""
     planned: Mapping[tuple[str, str], tuple[TrayHold, ...]] = msgspec.field(default_factory=dict)
-    """What is planned for workloads of Kueue whose pods are still to come, by namespace and UID."""
+    """Holds planned for workloads of Kueue with pods still to come, by namespace and UID."""
     spare_quotas: SpareQuotas | None = None
-    """The spare trays for which ComputeDomains have quota; None: it is not counted."""
+    """The spare trays for which ComputeDomains have quota. None if it is not counted."""
 
 
 class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,7 +371,7 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The trays of the plan that exist, and every node that carries its taint."""
     competitors: tuple[CompetingPlan, ...] = ()
     checked: GangPlan | None = None
-    """The plan whose trays were found empty of others after they were reserved."""
+    """The plan if its trays were found free of other pods after they were reserved."""
     owners: OwnerWorkloads | None = None
     """The owners of the members. None if they were not read."""
     owner_check: OwnerCheck | None = None
@@ -379,11 +379,11 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str = ""
     """The last refusal of the placement search. Empty if it did not refuse, or did not run."""
     cluster: ClusterLists = ClusterLists()
-    """The rest of the cluster; filled in for the placement search only."""
+    """The rest of the cluster. It is filled in for the placement search only."""
 
     @property
     def is_answered(self) -> bool:
-        """Whether the owners of the pods were asked about exactly this use of the trays."""
+        """Whether the owners of the pods were read for exactly this use of the trays."""
         return self.owners is not None or (
             self.owner_check is not None and self.owner_check.use == self.tray_use
         )
@@ -426,7 +426,7 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tray_use(self) -> TrayUse:
-        """What its slots are used for."""
+        """The use of its slots."""
         pods = (
             (member.uid, member.tray, member.node, member.is_done, member.is_being_deleted, member.ended)
             for member in self.members
@@ -443,7 +443,7 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return tray not in self.nodes or self.nodes[tray].is_lost(self.now, after)
 
     def declared_spec(self) -> GangSpec:
-        """What all living members declare. Raises Refused where they declare nothing usable."""
+        """The declaration of all living members. Raises Refused if it is not usable."""
         declarations = {read_gang_spec(member.annotations) for member in self.living}
         if len(declarations) != 1:
             fix = "give all pods of the gang the same rackloom.dev/gang-* annotations"
@@ -470,7 +470,7 @@ class GangObjects(msgspec.Struct, frozen=True, kw_only=True):
     reserved: Mapping[str, Iterable[Object]] = msgspec.field(default_factory=dict)
     """By UID of a GangPlan, the nodes that carry its taint."""
     plans: Mapping[str, Object] = msgspec.field(default_factory=dict)
-    """By UID: at least the GangPlans whose taint is on a node of the plan."""
+    """By UID: at least the GangPlans with their taint on a node of the plan."""
 
 
 def take_snapshot(objects: GangObjects, key: GangKey, now: float) -> GangSnapshot:
@@ -497,7 +497,7 @@ def _competing_plans(
     uids = {uid for name in record.reserved if name in nodes for uid in nodes[name].holders}
     for uid in sorted(uids - {record.uid}):
         competitor = read_record(objects.plans[uid]) if uid in objects.plans else None
-        # A plan that was withdrawn takes its taints off by itself.
+        # A withdrawn plan removes its own taints.
         if competitor is not None and competitor.plan is not None:
             reserved = set(map(name_of, objects.reserved.get(uid, ())))
             is_whole = reserved >= set(competitor.reserved)

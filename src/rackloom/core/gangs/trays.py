@@ -9,9 +9,9 @@ reasons in a refusal, and so in the status of the GangPlan. Anti-affinity of oth
 topology key, so all nodes of the cluster are read. The node rules of a group are stored in the plan as
 canonical JSON text: equal rules have equal text.
 
-How many members a tray can serve is counted by the real allocator. The counts are cached per kind of
-claim and recounted only for trays whose inputs changed: labels, device classes, slice versions, taints
-by DeviceTaintRules, devices of others. The cache speeds up and changes nothing.
+The real allocator counts how many members a tray can serve. The counts are cached per kind of claim.
+A tray is recounted only if its inputs changed: labels, device classes, slice versions, taints by
+DeviceTaintRules, devices that others hold. The cache changes speed alone.
 
 Owners in other namespaces are anonymised before anything is reported to a gang.
 """
@@ -78,7 +78,7 @@ def running_site(
     before: ClusterState = ClusterState(),  # noqa: B008 (a frozen value)
     last: PlacementSite = PlacementSite(()),  # noqa: B008 (a frozen value)
 ) -> PlacementSite:
-    """Trays in order of clique and name; holds of running pods and of their claims.
+    """Trays in order of clique and name, and holds of running pods and of their claims.
 
     It has no holds of plans, so it is valid for all gangs of one placement pass. Taints are not read, because
     each group reads them by its terms. `last` is the site of the state `before`. Trays of nodes that have
@@ -95,9 +95,9 @@ def running_site(
             trays[name] = known[name]
     for tray in placement_site(replace(state, nodes=tuple(changed)), tolerations=None).trays:
         if tray.gpus:
-            # Most changes of a node do not bear on its tray.
+            # Most changes of a node do not affect its tray.
             trays[tray.name] = known[tray.name] if known.get(tray.name) == tray else tray
-    # The search fills trays in this order. A hold on a node without GPUs is of no interest to it.
+    # The search fills trays in this order. It ignores holds on nodes without GPUs.
     ordered = tuple(sorted(trays.values(), key=lambda tray: (tray.clique or "", tray.name)))
     holds = tuple(hold for hold in state.holds if hold.tray in trays)
     return PlacementSite(ordered, holds)
@@ -125,7 +125,7 @@ def _other_objects(lists: ClusterLists) -> tuple[object, ...]:
 
 
 def offers_more(before: ClusterLists, now: ClusterLists) -> bool:
-    """Whether a gang that fitted before nowhere may fit now.
+    """Whether a gang that fitted nowhere before may fit now.
 
     It errs on the safe side. Pods that come, plans that are written, and heartbeats offer nothing.
     """
@@ -149,7 +149,7 @@ def _planned(lists: ClusterLists) -> set[object]:
 
 
 def _has_nodes_changed(before: ClusterState, now: ClusterState) -> Iterator[bool]:
-    """Of each node that is another object: whether it has other labels, taints or amounts."""
+    """For each node that is another object: whether it has other labels, taints or amounts."""
     kept = set(map(id, now.nodes))
     old = {node.name: node for node in before.nodes if id(node) not in kept}
     kept = set(map(id, before.nodes))
@@ -164,7 +164,7 @@ def _bearing(node: NodeObject) -> object:
 
 
 def _have_pods_gone(before: ClusterLists, now: ClusterLists) -> Iterator[bool]:
-    """Of each pod on a tray, or with required anti-affinity: whether it is gone, or has other labels."""
+    """For each pod on a tray, or with required anti-affinity: whether it is gone, or has other labels."""
     trays = {tray.name for tray in before.running.trays}
     for name, pods in before.state.bound.items():
         left = now.state.bound.get(name, {})
@@ -175,7 +175,7 @@ def _have_pods_gone(before: ClusterLists, now: ClusterLists) -> Iterator[bool]:
 
 
 def _have_claims_gone(before: ClusterState, now: ClusterState) -> Iterator[bool]:
-    """Of each claim: whether it has other devices, or came with a name that pods may refer to."""
+    """For each claim: whether it has other devices, or is new and has a name that pods may refer to."""
     if now.claims is before.claims:
         return
     old = {uid_of(claim): claim for claim in before.claims}
@@ -194,7 +194,7 @@ def _have_claims_gone(before: ClusterState, now: ClusterState) -> Iterator[bool]
 def with_reservations(
     running: PlacementSite, records: Iterable[GangRecord], plans: Iterable[TrayHold] = ()
 ) -> PlacementSite:
-    """The trays that GangPlans reserve are held too, whole, and what `plans` of workloads hold."""
+    """The site with more holds: whole trays that GangPlans reserve, and the holds `plans` of workloads."""
     size = {tray.name: tray.gpus for tray in running.trays}
     # A reserved tray is held whole, also while the pods of its gang are still to come.
     reserved = (
@@ -208,18 +208,18 @@ def with_reservations(
 
 # The trays that are closed to members, and why. The texts of the rules:
 #
-# - cordoned, not ready: `core.cluster.nodes.closed_reasons`; for all pods
+# - cordoned, not ready (for all pods): `core.cluster.nodes.closed_reasons`
 # - a taint that is not tolerated: `core.cluster.nodes.closing_taints`
 # - node selector, node affinity: `core.cluster.scheduling.unmet_requirements`
 # - pods that exclude each other, host ports: `_KEPT_AWAY`
 # - too little CPU or memory: `core.place.gang_planner.scarcity`
 #
 # `core.place.gang_fixes.describe_shortage` puts them into the refusal, and adds trays that are open but full:
-# in use, or with too few devices. For a plan that is recorded, `placement` does both (`_why_no_room`).
+# in use, or with too few devices. For a recorded plan, `placement` does both (`_why_no_room`).
 
 
 _TOLERATES_RESERVATIONS = Toleration(key=GANG_TAINT, operator="Exists")
-"""Reservations are read from plans instead, and an ungated pod tolerates that of its own plan."""
+"""Reservations are read from plans instead, and an ungated pod tolerates the taint of its plan."""
 _KEPT_AWAY = "a pod there or near it and pods of the gang keep apart"
 
 
@@ -270,7 +270,7 @@ def trays_barred_by(
     all nodes of the cluster: a pod on any of them may exclude members from its clique or zone.
     """
     mine = [member.constraints for member in members]
-    # A pod without anti-affinity bears on members only if one of them keeps away from pods.
+    # A pod without anti-affinity affects members only if one of them keeps away from pods.
     others = theirs(any(pod.identity.apart or pod.ports for pod in mine))
     if not others:
         return frozenset()
@@ -320,11 +320,11 @@ def two_of_each_class(pods: Iterable[PodConstraints], read: Collection[str]) -> 
 
 
 MemberClaims = tuple[ResourceClaim, ...]
-"""Of one member, in the order in which it names them."""
+"""The claims of one member, in the order in which it names them."""
 DevicePoolKey = tuple[str, str]
 """Driver and pool name."""
 _MOST_KINDS = 8
-"""Kinds of claims that are cached; the least recently used is evicted."""
+"""Kinds of claims that are cached. The least recently used is evicted."""
 
 
 class TrayInputs(msgspec.Struct, frozen=True):
@@ -333,9 +333,9 @@ class TrayInputs(msgspec.Struct, frozen=True):
     labels: Mapping[str, str]
     classes: tuple[object, ...]
     pools: tuple[tuple[object, ...], ...]
-    """The versions of all slices of the pools that have devices of the tray, on whatever node."""
+    """The versions of all slices of the pools that have devices of the tray, even slices of other nodes."""
     rules: tuple[DeviceTaintRuleSpec, ...]
-    """The DeviceTaintRules that may select a device of these pools, without what they report."""
+    """The DeviceTaintRules that may select a device of these pools, without their status."""
     taken: tuple[object, ...]
     """Devices allocated to others."""
 
@@ -350,7 +350,7 @@ class TrayCountCache:
     def interned(
         self, states: Mapping[DevicePoolKey, tuple[object, ...]]
     ) -> Mapping[DevicePoolKey, tuple[object, ...]]:
-        """The states of pools, as the same objects as last time where they are equal.
+        """The states of pools. A state that equals the last one is the same object.
 
         A pool may span many trays, and each tray holds the state of the whole pool: identical objects
         compare at once.
@@ -368,7 +368,7 @@ class TrayCountCache:
         inputs: Mapping[str, TrayInputs],
         devices_on: Callable[[Set[str]], DraDevices],
     ) -> PlacementSite:
-        """The site with the room of each tray for each kind of claims; `inputs` covers all of its trays.
+        """The site with the room of each tray for each kind of claims. `inputs` covers all of its trays.
 
         `devices_on` reads the devices of some trays. Raises Refused for claims that no tray can serve.
         """
@@ -405,7 +405,7 @@ _MOST_SITES = 16
 class SiteCache(TrayCountCache):
     """Values that the gangs of a placement pass share: equal requests meet the same site.
 
-    The counts of members outlast a change of the cluster, all else goes with it. For one thread at a time.
+    Counts of members survive a change of the cluster. All other values do not. For one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -426,7 +426,7 @@ class SiteCache(TrayCountCache):
         return value
 
 
-# The devices of each tray, less what others hold.
+# The devices of each tray, less those that others hold.
 
 
 def with_claim_room(
@@ -452,7 +452,7 @@ def with_claim_room(
 
 
 class _NodeDevices:
-    """Devices published on trays, and those that others hold; (owner, tray) in `without` do not count."""
+    """Devices published on trays, and those that others hold. (owner, tray) in `without` do not count."""
 
     def __init__(self, objects: ClusterLists, trays: Set[str], without: Set[tuple[str, str]]) -> None:
         self._classes = objects.classes
@@ -531,7 +531,7 @@ def site_for_members(
 ) -> PlacementSite:
     """The site as its living members with these terms can use it, with all reservations. Raises Refused.
 
-    `claimed`: they claim devices. Members may count GPUs beside that.
+    `claimed`: they claim devices. Members may also count GPUs.
 
     It names the owners of all holds, so it is for the search and never for a message to the gang.
     """
@@ -594,6 +594,6 @@ def site_with_rooms(
 
 
 def _own_workloads(snapshot: GangSnapshot) -> frozenset[tuple[str, str]]:
-    """The workloads of Kueue that the gang came by."""
+    """The workloads of Kueue from which the gang came."""
     labels = ((member.namespace, member.pod.labels.get(KUEUE_WORKLOAD_LABEL)) for member in snapshot.members)
     return frozenset((namespace, uid) for namespace, uid in labels if uid is not None)

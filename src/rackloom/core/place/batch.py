@@ -3,7 +3,7 @@
 `plan_batch` first places the gangs one by one, by priority, each where it closes fewest free regions. If
 one is left over, the gangs whose members take whole trays are packed together (`packing`), priority by
 priority unless all gangs are of this kind, and the others follow one by one. The result with more GPUs
-placed wins, compared by priority from the highest down; equal results keep the first.
+placed wins, compared by priority from the highest down. Between equal results, the first is kept.
 
 In the packing, one tray of a priority weighs more than all trays of lower priorities together, so a gang
 never yields to less urgent ones. Gangs with spares or with terms on trays are not packed, because
@@ -56,7 +56,7 @@ def _gpus_by_priority(plans: PlansByGang, gangs: Sequence[Gang]) -> list[int]:
 def plan_in_turn(
     site: SiteView, gangs: Sequence[Gang], each: EachInTurn = in_turn
 ) -> tuple[PlansByGang, SiteView]:
-    """A plan for each gang that fits beside those before it, the most urgent first; and the site then."""
+    """Plans for the gangs that fit beside those before them, the most urgent first, and the final site."""
     plans: PlansByGang = {}
     for gang in each(sorted(gangs, key=lambda gang: -gang.priority), "jobs planned"):
         plan = try_gang(site, gang, SearchBudget())
@@ -70,7 +70,7 @@ def plan_in_turn(
 
 
 def plan_packed(site: SiteView, gangs: Sequence[Gang]) -> PlansByGang:
-    """Gangs of whole trays are packed together; the others follow in turn.
+    """Gangs of whole trays are packed together. The others follow in turn.
 
     Priority by priority, unless all gangs are packed: a packing weighs the priorities itself, but a gang that
     is planned in turn must not wait for less urgent ones that are packed.

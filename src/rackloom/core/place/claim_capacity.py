@@ -1,14 +1,14 @@
 """How many members with certain claims each tray can serve, computed by the allocator.
 
 Claims are not counted but allocated: device classes have any name, selectors are CEL, and a request may
-ask for all devices of a node. `with_claim_capacity` fills each tray with members until the allocator
-(`core.allocate.fleet`) finds no place, twice: beside what is in use now, and as if all holders of the
-tray's GPUs were gone. What those without GPUs on the tray hold stays in use in both cases, since moves
-and preemption do not free it. At most 64 members per tray are counted; a request that consumes nothing is
-refused.
+be for all devices of a node. `with_claim_capacity` fills each tray with members until the allocator
+(`core.allocate.fleet`) finds no place, twice: beside the devices in use now, and as if all holders of the
+tray's GPUs were gone. Devices of owners without GPUs on the tray stay in use in both cases, since moves
+and preemption do not free them. At most 64 members per tray are counted. A request that consumes nothing
+is refused.
 
-`gpus_per_member` asks the allocator how many GPUs one member gets on an empty tray, the fewest where
-trays differ. Slices that name no node (the channels of a clique) are left out of both.
+`gpus_per_member` finds how many GPUs the allocator gives one member on an empty tray, the fewest if trays
+differ. Slices that name no node (the channels of a clique) are left out of both.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ serves any number."""
 def with_claim_capacity(site: PlacementSite, devices: DraDevices, kinds: ClaimsByKind) -> PlacementSite:
     """The site with the capacity of every tray for each kind. Raises Refused for malformed claims."""
     busy, everything = _allocations_by_node(devices, devices.claims), _all_devices(devices)
-    # What is in use on a tray by those who have none of its GPUs stays: moves and preemption do not free it.
+    # Devices of owners without GPUs on the tray stay in use: moves and preemption do not free them.
     held = {(hold.owner, hold.tray) for hold in site.holds}
     by_owner: dict[str, list[ResourceClaim]] = {}
     for claim in devices.claims:
@@ -63,9 +63,9 @@ def with_claim_capacity(site: PlacementSite, devices: DraDevices, kinds: ClaimsB
 
 
 def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], state: ClusterState) -> int:
-    """GPUs that the allocator gives a member for its claims on an empty tray: the fewest, where trays differ.
+    """GPUs that the allocator gives a member for its claims on an empty tray: the fewest if trays differ.
 
-    0 where no tray can serve it. The number cannot be read from the claims: classes have any name, and a
+    0 if no tray can serve it. The number cannot be read from the claims: classes have any name, and a
     request may be for all devices of a tray.
     """
     fleet, everything = _fleet_with(devices, {}), _all_devices(devices)
@@ -128,7 +128,7 @@ def _allocations_by_node(devices: DraDevices, claims: Iterable[ResourceClaim]) -
 def _fill_fleet(
     kind: str, fleet: Fleet, claims: Sequence[ResourceClaim], everything: Mapping[str, AllocationResult]
 ) -> Counter[str]:
-    """Members by node when the fleet takes as many as it can, up to `MOST`; `everything`: all of a node."""
+    """Members by node that the fleet takes, up to the maximum. `everything`: all devices of each node."""
     members: Counter[str] = Counter()
     while isinstance(found := fleet.place(claims), Allocation):
         if members[found.node] == MAX_MEMBERS_PER_TRAY:

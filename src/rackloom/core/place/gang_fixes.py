@@ -1,19 +1,19 @@
 """Plan a gang, or refuse it: why it does not fit, and changes with which it was found to fit, nearest first.
 
 `plan_gang` returns a plan, or raises Refused with the shortage and the nearest fix that was found to work.
-`describe_shortage` names what was asked, the clique that comes nearest, and what blocks its other trays.
-`find_fixes` yields fixes; each was planned (`gang_planner`) before it is named:
+`describe_shortage` names the request, the clique that comes nearest, and the blockers of its other trays.
+`find_fixes` yields fixes. Each is planned (`gang_planner`) before it is named:
 
 1. Fewer spares.
 2. Nothing that runs is lost: return closed trays to service, or move movable jobs to other cliques.
 3. A smaller demand on the topology: a clique per group, or smaller segments.
-4. Preempt jobs of lower priority, where the gang may preempt.
-5. Fewer members, where one group alone takes devices.
+4. Preempt jobs of lower priority, if the gang may preempt.
+5. Fewer members, if one group alone takes devices.
 6. Wait until jobs end.
 
 Remedies are tried on the four cliques that lack least, first on one, then on several together.
 `minimal_subset` keeps a remedy small: one item if one is enough, else a set from which no item can be
-spared. All searches share the search budget that the gang itself has left, so the answer is bounded.
+spared. All searches share the budget that remains after the gang's own search, so the answer is bounded.
 """
 
 from bisect import bisect_left
@@ -57,7 +57,7 @@ from rackloom.errors import Refused
 def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
     """A tray for every member. Raises Refused with the shortage and, if there is one, a fix.
 
-    A fix was planned, but for the advice to make a partition where none holds the trays.
+    Each fix was planned, except the advice to make a partition if none holds the trays.
 
     Keep the `SiteView` between plans: rebuilding it costs more than the plan.
     """
@@ -66,7 +66,7 @@ def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
 
 def gang_refusal(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Refused:
     """Why a gang does not fit, and the nearest fix. `budget`: of the search for the gang."""
-    # Fixes may only use what the search for the gang itself has left of the budget.
+    # Fixes may only use the budget that remains after the search for the gang itself.
     if (advice := partition_advice(capacity.view, gang)) is None:
         fix = next(find_fixes(capacity, gang, budget), None)
         advice = None if fix is None else fix.text
@@ -77,13 +77,13 @@ def gang_refusal(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Re
 
 
 MAX_NAMED_TRAYS = 3
-"""Trays that a sentence names; it counts the others."""
+"""Trays that a sentence names. It only counts the others."""
 
 
 def describe_shortage(
     capacity: SiteCapacity, gang: Gang, clique_label: str = SchedulerLabels().clique
 ) -> str:
-    """What is asked for, the most that one clique has of it, and what blocks the other trays there."""
+    """The request, the most that one clique has of it, and the blockers of the other trays there."""
     subgroups = colocation_groups(gang)
     largest = subgroups[0]
     asked = []
@@ -92,7 +92,7 @@ def describe_shortage(
         asked.append(f"{group.members} {group.name} with {devices} each")
     cliques = "one clique" if len(subgroups) == 1 else f"{len(subgroups)} segments, each in one clique"
     request = f"{gang.name} asks for {' and '.join(asked)} in {cliques}"
-    # Where no tray is in question at all, no clique is nearest.
+    # If no tray is in question at all, no clique is nearest.
     if not capacity.cliques:
         return f"{request}, but the site has no tray with GPUs"
     trays = [tray for clique in capacity.cliques.values() for tray in clique.trays]
@@ -100,7 +100,7 @@ def describe_shortage(
         why = ", ".join(dict.fromkeys(tray.shut or "" for tray in trays))
         return f"{request}, but it may use none of the {len(trays)} nodes ({why})"
     wanted = [part.members for part in largest]
-    # The clique that can serve most members; of several, the first.
+    # The clique that can serve most members, or the first of several.
     nearest = max(
         capacity.states.shapes.values(),
         key=lambda alike: (sum(map(min, _served(alike.shape, largest), wanted)), -alike.orders[0]),
@@ -132,7 +132,7 @@ def has_cliques(site: SiteView) -> bool:
 
 
 def partition_advice(site: SiteView, gang: Gang, clique_label: str = SchedulerLabels().clique) -> str | None:
-    """What helps a gang of several members where no node has a clique label.
+    """The fix for a gang of several members if no node has a clique label.
 
     It cannot be planned as other fixes are: which of the trays share a rack is unknown.
     """
@@ -146,8 +146,8 @@ def partition_advice(site: SiteView, gang: Gang, clique_label: str = SchedulerLa
 
 
 def blocking_trays(capacity: SiteCapacity, clique: str, need: MemberNeed) -> Iterator[str]:
-    """Trays of the clique that cannot serve a member, with the reason; the most common reason first."""
-    # The view has the gang's own holds too; a tray that they fill still has slots for the gang.
+    """Trays of the clique that cannot serve a member, with the reason, the most common reason first."""
+    # The view has the gang's own holds too. A tray that they fill still has slots for the gang.
     owners: dict[str, set[str]] = {}
     for hold in capacity.view.cliques[clique].holds:
         owners.setdefault(hold.tray, set()).add(hold.owner)
@@ -183,13 +183,13 @@ OFFERED_SEGMENTS = (16, 8, 4, 2, 1)
 MAX_REMEDIED_CLIQUES = 4
 """Cliques for which a remedy is searched: those that lack least."""
 MAX_NAMED_JOBS = 3
-"""Jobs that a fix names; it counts the others."""
+"""Jobs that a fix names. It only counts the others."""
 
 T = TypeVar("T")
 
 
 class PlacementFix(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the request or of the site, with which the gang was found to fit."""
+    """A change of the request or of the site that was found to make the gang fit."""
 
     text: str
     view: SiteView
@@ -204,20 +204,20 @@ class PlacementFix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Remedy = Callable[[SiteView, str], PlacementFix | None]
-"""Makes room for the largest subgroup in a clique of a site; None where it cannot. All may still not fit."""
+"""Makes room for the largest subgroup in a clique of a site, or returns None. All may still not fit."""
 _NewRequest = tuple[str, Gang]
 """A smaller demand: in words, and as a gang."""
 
 
 def find_fixes(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Iterator[PlacementFix]:
-    """The nearest first; `budget`: what the search for the gang on the same capacity has left of it."""
+    """The nearest first. `budget`: the rest after the search for the gang on the same capacity."""
     fixes = _FixSearch(capacity, gang, budget)
     yield from fixes.relaxed(fixes.fewer_spares())
     cliques = cliques_by_shortfall(capacity.view, gang)
     yield from fixes.remedied(cliques, fixes.return_trays)
     yield from fixes.remedied(cliques, fixes.move_jobs_away)
-    # Where no node has a clique label, each is a clique by itself, and smaller segments would fit only
-    # because of that: the fix would hide that the label is missing.
+    # If no node has a clique label, each node is a clique, and smaller segments would fit only because of
+    # that: the fix would hide that the label is missing.
     segmented = fixes.smaller_segments() if has_cliques(capacity.view) else ()
     yield from fixes.relaxed([*fixes.clique_per_group(), *segmented])
     yield from fixes.remedied(cliques, fixes.preempt_jobs)
@@ -226,7 +226,7 @@ def find_fixes(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Iter
 
 
 class _FixSearch:
-    """Relaxed requests and remedied sites for one gang; all plans that are tried share its budget."""
+    """Relaxed requests and remedied sites for one gang. All plans that are tried share its budget."""
 
     def __init__(self, capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> None:
         self._capacity = capacity
@@ -272,7 +272,7 @@ class _FixSearch:
                 yield text, replace(self._gang, segment=segment)
 
     def fewer_members(self) -> Iterator[_NewRequest]:
-        """From the most members that could fit, where one group alone takes devices."""
+        """From the most members that could fit, if one group alone takes devices."""
         gang = self._gang
         if len(gang.device_groups) > 1:
             return
@@ -304,8 +304,8 @@ class _FixSearch:
                 return
         if len(found) < 2:
             return
-        # Each segment may need a clique that is remedied. A step changes which clique lacks least, so the
-        # next one is chosen anew, among those that do not take the largest segment yet.
+        # Each segment may need a clique that is remedied. A step changes which clique lacks least, so choose
+        # the next one again, among those that do not take the largest segment yet.
         done = PlacementFix(text="", view=site, gang=self._gang)
         for _ in range(MAX_REMEDIED_CLIQUES):
             step = next(
@@ -329,7 +329,7 @@ class _FixSearch:
         return gang_fits(capacity_for(fix.view, self._gang), self._gang, self._budget)
 
     def _fits_in_clique(self, clique: SiteView) -> bool:
-        """Whether the largest subgroup fits in the clique that the site is."""
+        """Whether the largest subgroup fits in the only clique of the site."""
         trial = TrialPlacement(capacity_for(clique, self._gang))
         request = CliqueRequest(colocation_groups(self._gang)[:1], self._gang.spares, fewest=False)
         return choose_cliques(trial, request, self._budget) is not None
@@ -355,7 +355,7 @@ class _FixSearch:
         chosen = self._units_to_free(site.only(clique), units)
         here = {tray.name for tray in site.cliques[clique].trays}
         moves: list[JobMove] = []
-        # The largest first: they find a place the hardest.
+        # The largest first: they are the hardest to place.
         for unit in sorted(chosen, key=lambda unit: -unit.gpus):
             step = move_unit(site, unit, here, self._budget)
             if step is None:
@@ -368,7 +368,7 @@ class _FixSearch:
         return PlacementFix(text=text, view=site, gang=self._gang, moves=tuple(moves))
 
     def preempt_jobs(self, site: SiteView, clique: str) -> PlacementFix | None:
-        """Jobs of lower priority make way, where the gang may preempt."""
+        """Jobs of lower priority make way, if the gang may preempt."""
         if not self._gang.preempts:
             return None
         # A unit goes whole, so one hold that is not lower protects all of it.
@@ -380,7 +380,7 @@ class _FixSearch:
         return self._end_jobs(site, clique, lower, "preempt {} (lower priority, {} GPUs)")
 
     def await_jobs(self, site: SiteView, clique: str) -> PlacementFix | None:
-        """Jobs end by themselves."""
+        """Jobs run to their end."""
         return self._end_jobs(site, clique, movable_units(site, [clique]), "wait until {} ends ({} GPUs)")
 
     def _end_jobs(
@@ -402,14 +402,14 @@ class _FixSearch:
 def minimal_subset(items: Sequence[T], is_enough: Callable[[Sequence[T]], bool]) -> list[T]:
     """Some of `items` (cheapest first) that are enough: one if one is, else a set that can spare none.
 
-    Items are added, dearest first, until they are enough; then each is left out again if the rest is enough
+    Items are added, dearest first, until they are enough. Then each is left out again if the rest is enough
     without it, the dearest first. The result is minimal, not of minimum cost: that would take exponentially
     many plans.
     """
     for item in items:
         if is_enough([item]):
             return [item]
-    # Dear items free most, and a few of them are enough, and the second pass has few to try.
+    # Dear items free most, so a few of them are enough, and the second pass has few to try.
     chosen: list[T] = []
     for item in reversed(items):
         chosen.append(item)

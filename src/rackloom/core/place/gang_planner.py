@@ -6,21 +6,20 @@ does not fit. `plan_or_refuse` refuses such a gang, as `gang_fixes` explains it.
 whether a plan exists. `plan_in_cliques` builds the plan for given cliques.
 
 `with_plan_reserved` is the site once a plan holds its trays. Trays with claimed devices are held whole,
-because the allocator was not asked what is left on them.
+because their remaining devices are not counted.
 
 CPU, memory and other resources of nodes bound a gang, too. Amounts follow kube-scheduler's NodeResourcesFit
 (`core.cluster.scheduling`). A node has its allocatable amounts, less the requests of its pods. Before the
 search, `with_node_resources` bounds the groups of a gang by that, in this order:
 
-1. A group is left alone if no tray has less of any resource for each of its GPUs than a member requests for
-   each of its own. Then GPUs bound it first, however groups are mixed on a tray, and the search stays on its
-   fast path.
+1. A group is left alone if every tray has at least as much of each resource per GPU as a member requests per
+   GPU. Then GPUs bound it first, however groups are mixed on a tray, and the search stays on its fast path.
 2. Any other group gets its own kind (`GangGroup.devices`). Of that kind a tray serves as many members as
    its resources carry, and no more than its devices: beside the present use, and once the holders of its GPUs
-   are gone. The requests of others on the tray stay.
+   are gone. The requests of other owners on the tray stay.
 
-Groups of two such kinds are not put on one tray: how they would share it is not counted. So a gang may be
-refused that fits only with unlike members beside each other.
+Groups of two such kinds are not put on one tray, because their joint use of it is not counted. So a gang that
+fits only with unlike members beside each other may be refused.
 """
 
 from collections import Counter
@@ -70,7 +69,7 @@ from rackloom.errors import Refused
 def try_gang(
     site: PlacementSite | SiteView | SiteCapacity, gang: Gang, budget: SearchBudget, *, apart: bool = False
 ) -> GangPlan | None:
-    """The plan, or None where the gang does not fit. Raises Refused for a gang that contradicts itself.
+    """The plan, or None if the gang does not fit. Raises Refused for a gang that contradicts itself.
 
     All plans that are tried for one gang share a `budget`, and perhaps the capacity for it. `apart`: no two
     colocation groups share a clique, as exclusive topology of LeaderWorkerSet needs.
@@ -84,7 +83,7 @@ def try_gang(
 def plan_or_refuse(
     site: PlacementSite | SiteView, gang: Gang, refusal: Callable[[SiteCapacity, Gang, SearchBudget], Refused]
 ) -> GangPlan:
-    """The plan. Raises what `refusal` makes of a gang that does not fit, and of the budget that is left."""
+    """The plan. If the gang does not fit, raises the result of `refusal`, which gets the remaining budget."""
     capacity, budget = capacity_for(site, gang), SearchBudget()
     plan = try_gang(capacity, gang, budget)
     if plan is None:
@@ -93,13 +92,13 @@ def plan_or_refuse(
 
 
 def gang_fits(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> bool:
-    """Whether there is a plan; the search stops at the first one."""
+    """Whether there is a plan. The search stops at the first one."""
     request = CliqueRequest(colocation_groups(gang), gang.spares, fewest=False)
     return choose_cliques(TrialPlacement(capacity), request, budget) is not None
 
 
 def plan_in_cliques(site: PlacementSite | SiteView, gang: Gang, cliques: Sequence[str]) -> GangPlan:
-    """The plan with a given clique for each subgroup. Raises Refused where one does not fit."""
+    """The plan with a given clique for each subgroup. Raises Refused if one does not fit."""
     trial = TrialPlacement(capacity_for(site, gang))
     chosen = []
     for subgroup, clique in zip(colocation_groups(gang), cliques, strict=True):
@@ -149,7 +148,7 @@ def _gang_plan(gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]
 def _member_assignments(
     gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]
 ) -> tuple[MemberAssignment, ...]:
-    """All members in the order of the gang; helpers are beside the first member of their share."""
+    """All members in the order of the gang. Helpers are beside the first member of their share."""
     by_group: dict[str, list[MemberAssignment]] = {group.name: [] for group in gang.groups}
     for choice in chosen:
         for at, part, first, members in choice.assignments:
@@ -160,8 +159,8 @@ def _member_assignments(
     # The search takes the largest subgroup first, so the segments of a group may come in any order.
     for assignments in by_group.values():
         assignments.sort(key=lambda assignment: assignment.member)
-    # A launcher talks to its workers, so it goes where the first of them is. Without a share of its own it
-    # goes to the first group with devices.
+    # A launcher talks to its workers, so it goes to the tray of the first of them. If its share has no
+    # workers, it goes to the first group with devices.
     for helper in (group for group in gang.groups if group.is_helper):
         beside = next(
             (group for group in gang.device_groups if group.share == helper.share), gang.device_groups[0]
@@ -190,10 +189,9 @@ def view_with_plan_reserved(view: SiteView, gang: Gang, plan: GangPlan) -> SiteV
 
 
 def _holds_of_plan(trays: Iterable[PlacementTray], gang: Gang, plan: GangPlan) -> tuple[TrayHold, ...]:
-    """Holds for the members and the spare trays; `trays`: those of the plan.
+    """Holds for the members and the spare trays. `trays`: those of the plan.
 
-    Trays with claimed devices are held whole, those without GPUs too: the allocator was not asked what is
-    left of their NICs.
+    Trays with claimed devices are held whole, even those without GPUs: their remaining NICs are not counted.
     """
     whole: Mapping[str, int] = {tray.name: tray.gpus for tray in trays}
     groups = {group.name: group for group in gang.groups}
@@ -227,7 +225,7 @@ def _holds_of_plan(trays: Iterable[PlacementTray], gang: Gang, plan: GangPlan) -
 def exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> tuple[str, ...]:
     """Cliques for as many of the first subgroups as fit if no two share one."""
     capacity, subgroups = capacity_for(site, gang), colocation_groups(gang)
-    # Subgroups are sorted, the largest first, so what is left out in the end is the smallest.
+    # Subgroups are sorted, the largest first, so the smallest are left out.
     for count in range(len(subgroups), 0, -1):
         request = CliqueRequest(subgroups[:count], gang.spares, apart=True)
         if chosen := choose_cliques(TrialPlacement(capacity), request, budget):
@@ -255,7 +253,7 @@ def with_cliques_closed(site: PlacementSite, cliques: Collection[str]) -> Placem
 
 
 class NodeUse:
-    """What the nodes of a site have, and what is requested of each by whom."""
+    """The amounts of the nodes of a site, and the requests of each owner on each node."""
 
     def __init__(
         self,
@@ -263,7 +261,7 @@ class NodeUse:
         renamed: Mapping[str, str] = MappingProxyType({}),
         before: "NodeUse | None" = None,
     ) -> None:
-        """`renamed`: owners that holds name differently. `before`: of an earlier state, without plans."""
+        """`renamed`: owners that have other names in holds. `before`: of an earlier state, without plans."""
         self._labels = state.labels
         self._renamed = renamed
         self._nodes = {node.name: node for node in state.nodes}
@@ -279,12 +277,12 @@ class NodeUse:
             self._left = {name: before._left[name] for name in kept}
 
     def add(self, node: str, owner: str, amounts: Thousandths) -> None:
-        """Count what a planned member of an owner requests of a node."""
+        """Count the request of a planned member of an owner on a node."""
         self._planned.setdefault(node, []).append((owner, amounts))
         self._left.pop(node, None)
 
     def add_held(self, holds: Iterable[TrayHold]) -> None:
-        """Count what members that are still to come request of the trays that are held for them."""
+        """Count the requests of members that are still to come, on the trays that are held for them."""
         for hold in holds:
             if hold.requests:
                 self.add(hold.tray, hold.owner, dict(hold.requests))
@@ -332,9 +330,9 @@ def _take(rest: dict[str, int], amounts: Thousandths, times: int = 1) -> None:
 def with_node_resources(
     site: PlacementSite, gang: Gang, asked: Mapping[str, Thousandths], use: NodeUse
 ) -> tuple[PlacementSite, Gang]:
-    """Site and gang with the groups bounded by what nodes have beside GPUs.
+    """Site and gang with the groups bounded by the resources of nodes other than GPUs.
 
-    `asked`: what a member of each group requests, without GPUs. Helpers are not bounded.
+    `asked`: the requests of a member of each group, without GPUs. Helpers are not bounded.
     """
     rest = _Rest(site, use)
     bounded = {
@@ -371,7 +369,7 @@ def with_node_resources(
 
 
 class _Rest:
-    """What is left of each tray now, and once those are gone who hold its GPUs."""
+    """The remaining amounts of each tray now, and once the holders of its GPUs are gone."""
 
     def __init__(self, site: PlacementSite, use: NodeUse) -> None:
         self._trays = site.trays
@@ -414,7 +412,7 @@ _UNBOUNDED = ClaimCapacity(now=MANY, empty=MANY)
 
 
 def members_of(left: Thousandths | None, amounts: Thousandths) -> int:
-    """How many members what is left of a node carries."""
+    """How many members the remaining amounts of a node can carry."""
     if left is None:
         return MANY
     carried = (left.get(name, 0) // amount for name, amount in amounts.items() if amount)

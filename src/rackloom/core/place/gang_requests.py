@@ -1,13 +1,13 @@
 """From a job to the gang that the planner places: groups, claims, terms and anti-affinity.
 
-`gang_of_job` adds the GPUs of its claims to what each group counts, and the job's priority. Groups with
+`gang_of_job` adds the GPUs of its claims to the count of each group, and the job's priority. Groups with
 the same claims have the same kind (`claim_kind`), named with the namespace of the job, because other
-namespaces may have other templates of the same name. `claims_by_kind` finds the claims of one member;
+namespaces may have other templates of the same name. `claims_by_kind` finds the claims of one member.
 IMEX channels and admin access take no device, and an unknown template raises Refused.
 
 `terms_of_groups` gives each group its placement terms. Groups that may use the same trays share one
-`where`; groups with equal pod identity share one likeness for anti-affinity. A group that asks for
-nothing has no terms, which keeps the search on its fast, counting path.
+`where`, and groups with equal pod identity share one likeness for anti-affinity. A group without
+requirements has no terms, which keeps the search on its fast, counting path.
 
 `are_anti_affine` and `avoiding_job` apply anti-affinity between jobs that are planned together: trays of
 the job that was planned first are avoided by the groups that must not be beside it.
@@ -45,9 +45,9 @@ def gang_of_job(
     apart: bool = False,
     avoided: AvoidedTrays = MappingProxyType({}),
 ) -> Gang:
-    """The gang; `claimed`: GPUs that one member claims, by kind; `priorities`: those of priority classes.
+    """The gang of a job. `claimed`: GPUs that one member claims, by kind.
 
-    `never`: the classes of which no pod preempts.
+    `priorities`: those of priority classes. `never`: the classes whose pods never preempt.
     """
     terms, groups = terms_of_groups(job, avoided), []
     for group in job.groups:
@@ -75,7 +75,7 @@ def gang_of_job(
 
 
 def claim_kind(job: Job, group: JobGroup) -> str:
-    """The name of what its members claim; other namespaces have other templates of the same name."""
+    """The name of its members' claims. Other namespaces have other templates of the same name."""
     claimed = "+".join((*group.need.templates, *group.need.claims))
     return qualified_name(object_namespace(job.objects[0]), claimed)
 
@@ -83,10 +83,10 @@ def claim_kind(job: Job, group: JobGroup) -> str:
 def claims_by_kind(
     job: Job, known: Mapping[tuple[str, str], ResourceClaim], channels: Collection[TemplateName]
 ) -> dict[str, tuple[ResourceClaim, ...]]:
-    """The claims of a member of each group; channels of ComputeDomains are served on every tray.
+    """The claims of a member of each group. Channels of ComputeDomains are served on every tray.
 
-    `known`: by namespace and name. What takes no device is left out. Raises Refused for a template or a claim
-    that is not known.
+    `known`: by namespace and name. Claims that take no device are left out. Raises Refused for a template or
+    a claim that is not known.
     """
     namespace = object_namespace(job.objects[0])
     found: dict[str, tuple[ResourceClaim, ...]] = {}
@@ -109,7 +109,7 @@ def claims_by_kind(
 
 
 def terms_of_groups(job: Job, avoided: AvoidedTrays) -> dict[str, PlacementTerms]:
-    """By group; a group that asks for nothing has none."""
+    """By group. A group without requirements has none."""
     groups = groups_with_devices(job)
     kinds = _first_alike(groups, lambda a, b: _may_use_same_trays(a, b, avoided))
     is_divided = len(_distinct(kinds)) > 1
@@ -117,7 +117,7 @@ def terms_of_groups(job: Job, avoided: AvoidedTrays) -> dict[str, PlacementTerms
     if any(group.need.apart for group in groups):
         identities = _first_alike(groups, lambda a, b: a.identity == b.identity)
     distinct = _distinct(identities)
-    # By identity, those that it is on no tray with, perhaps itself.
+    # By identity, the identities with which it shares no tray, perhaps its own.
     conflicts = {
         mine.name: tuple(theirs.name for theirs in distinct if mine.identity.bars(theirs.identity))
         for mine in distinct
@@ -137,12 +137,12 @@ def terms_of_groups(job: Job, avoided: AvoidedTrays) -> dict[str, PlacementTerms
 
 
 def groups_with_devices(job: Job) -> tuple[JobGroup, ...]:
-    """Those whose members take devices."""
+    """The groups with members that take devices."""
     return tuple(group for group in job.groups if group.need.takes_devices)
 
 
 def groups_by_trays(job: Job, avoided: AvoidedTrays) -> dict[str, JobGroup]:
-    """One group for each `PlacementTerms.where` of a job; "" alone where all may use the same trays."""
+    """One group for each `PlacementTerms.where` of a job. Only "" if all may use the same trays."""
     with_devices = groups_with_devices(job)
     kinds = _distinct(_first_alike(with_devices, lambda a, b: _may_use_same_trays(a, b, avoided)))
     return {group.name if len(kinds) > 1 else "": group for group in kinds}

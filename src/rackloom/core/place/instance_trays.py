@@ -4,9 +4,9 @@ Only GPUs of one NVLink domain share memory. `choose_trays` makes each domain a 
 the search (`choose_cliques`) orders them: known before not yet observed, then most GPUs of the same logical
 partitions, then those with room for all, then most trays that are reserved for the tenant, then the
 tightest fit, which keeps the large free regions whole for the next tenant. Within a domain the tenant's
-reserved trays come first. A request may ask for one domain, or for the domain of the existing members.
+reserved trays come first. A request may be for one domain, or for the domain of the existing members.
 Otherwise it is cut into parts as large as the domains take, the nearest domains first. A request may limit
-how many trays are not reserved for its tenant, where a quota allows no more: each part then asks for
+how many trays are not reserved for its tenant, if a quota allows no more. Each part then needs some
 reserved trays, and if any choice keeps to that limit, one is found.
 
 Trays with unhealthy GPUs are skipped unless the request allows them, and trays that are shut are always
@@ -19,18 +19,19 @@ option names of the REST API.
 
 Promises to tenants are machines by allocations, and trays by reservations. An allocation sets how many
 machines of an instance type an organisation may use. Trays that are reserved for it and idle will be used, so
-they count as well: machines in use and idle reserved ones together may not exceed what its allocations hold.
-A new instance on one of its own reserved trays changes nothing of that sum, and is possible as long as the
-machines in use alone do not exceed it. The promise to all tenants is the sum over them of what each may still
-use. A tenant that uses more than it was allocated takes nothing from the promise to another.
+they count as well: machines in use and idle reserved ones together may not exceed the number in its
+allocations. A new instance on a tray reserved for its organisation does not change that sum, and is possible
+if the machines in use alone do not exceed the number. The promise to all tenants is the sum of the machines
+that each may still use. A tenant that uses more than it was allocated takes nothing from the promise to
+another.
 
 A reservation keeps certain trays for one organisation until a time. `in_force` is the one rule of time: a
 reservation counts before its time and not from then on. Every reader of the records applies it, with the time
 of that moment, so that a reservation ends without a write, also while no process of the site runs. The owner
-gets its own reserved trays before others: otherwise it would use up trays that anybody may have while its own
+gets its own reserved trays before others: otherwise it would use up trays that are open to all while its own
 stay idle. GPU memory comes first, however. A reserved tray in another domain is no reason to leave the domain
-of the logical partition, or to spread what fits into one domain. A reservation that shrinks gives up trays
-without an instance of its owner first, the last ones in order.
+of the logical partition, or to spread a request that fits into one domain. A reservation that shrinks first
+gives up trays without an instance of its owner, the last ones in order.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -47,11 +48,11 @@ from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacem
 from rackloom.errors import Refused
 
 MAX_NAMED_TRAYS = 3
-"""Passed-over trays that a sentence names; it counts the others."""
+"""Passed-over trays that a sentence names. It only counts the others."""
 NO_SHARED_MEMORY = "instances in different domains share no GPU memory"
 TrayId = TypeVar("TrayId", bound=Hashable)
-"""What the caller names a tray by: a machine id, or a value that stands for one of several equal machines.
-The choice compares no ids; it prints those of unhealthy trays."""
+"""The caller's name of a tray: a machine id, or a value that stands for one of several equal machines.
+The choice compares no ids. It prints those of unhealthy trays."""
 
 
 class FreeTray(msgspec.Struct, Generic[TrayId], frozen=True):
@@ -59,11 +60,11 @@ class FreeTray(msgspec.Struct, Generic[TrayId], frozen=True):
 
     tray: TrayId
     sick: str | None = None
-    """What is wrong with its GPUs; the tenant may accept it."""
+    """The fault of its GPUs. The tenant may accept it."""
     shut: str | None = None
-    """Why nothing may be placed on it, whatever the tenant accepts."""
+    """Why nothing may be placed on it, even if the tenant accepts unhealthy trays."""
     owner: str | None = None
-    """The only tenant that may have it now; None: any."""
+    """The only tenant that may have it now. None: any tenant."""
     count: int = 1
     """How many trays this stands for."""
 
@@ -76,7 +77,7 @@ class DomainFreeTrays(msgspec.Struct, Generic[TrayId], frozen=True):
     """The empty trays of one domain, in the order in which they are to be filled."""
 
     domain: str | None
-    """None: trays whose domain no switch controller has reported yet."""
+    """None if no switch controller has reported the domain of these trays yet."""
     trays: tuple[FreeTray[TrayId], ...]
     members: int
     """GPUs of this domain that are already in the logical partitions of the request."""
@@ -91,22 +92,22 @@ class DomainFreeTrays(msgspec.Struct, Generic[TrayId], frozen=True):
 
 
 class TrayRequest(msgspec.Struct, frozen=True):
-    """A number of trays, and where they have to be."""
+    """A number of trays, and limits on their domains."""
 
     trays: int
     one_domain: bool
     """All in one domain."""
     beside_members: bool = False
-    """All in one domain, which is one where the logical partitions already have members, if they have any."""
+    """All in one domain, which must be a domain of the logical partitions' members, if they have any."""
     allow_sick: bool = False
     tenant: str | None = None
-    """For whom; None: for a tenant without reserved trays."""
+    """None: a tenant without reserved trays."""
     most_unreserved: int | None = None
-    """At most so many trays that are not reserved for the tenant; None: any number."""
+    """The most trays that are not reserved for the tenant. None: any number."""
 
 
 class TrayChoice(msgspec.Struct, Generic[TrayId], frozen=True):
-    """The chosen trays, and one sentence that says why these."""
+    """The chosen trays, and the reason for the choice in one sentence."""
 
     trays: tuple[TrayId, ...]
     reason: str
@@ -117,7 +118,7 @@ _RELAXATIONS = {
     "one_domain": (False, "topologyOptimized to false"),
     "allow_sick": (True, "allowUnhealthyMachine to true"),
 }
-"""What a caller may give up, and the name of the option in the REST API."""
+"""Requirements that a caller may give up, and the option of each in the REST API."""
 
 
 class _Room(NamedTuple, Generic[TrayId]):
@@ -155,7 +156,7 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
         shortage, most = _shortage(request, apart)
         reason = f"{shortage}; {kept} more machines are not available now" if kept else shortage
         raise Refused(_passing_over(shut, reason), nearest_fix=_nearest_fix(request, apart, most))
-    # A refusal need not name unhealthy trays: its fix says that they may be allowed.
+    # A refusal need not name unhealthy trays: its fix mentions the option that allows them.
     sick = {tray.tray: tray.sick for tray in own if tray.sick is not None and tray.shut is None}
     unused = shut if request.allow_sick else shut | sick
     machines = tuple([tray for _, taken in chosen for tray in taken])
@@ -163,7 +164,7 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
 
 
 def _rooms(request: TrayRequest, domains: Iterable[DomainFreeTrays[TrayId]]) -> list[_Room[TrayId]]:
-    """Where the request may go."""
+    """The rooms in which the request may be placed."""
     rooms: list[_Room[TrayId]] = []
     for domain in domains:
         kept = free = 0
@@ -175,7 +176,7 @@ def _rooms(request: TrayRequest, domains: Iterable[DomainFreeTrays[TrayId]]) -> 
                     kept += tray.count
         near = (domain.domain is None, -domain.members)
         rooms.append(_Room(near, domain, kept, free, kept + min(free, _most_unreserved(request))))
-    # A domain with members is the only place, if there is one: memory is shared with them there alone.
+    # If a domain has members, only it is allowed: memory is shared with them only there.
     if request.beside_members:
         known = [room for room in rooms if room.domain.domain is not None]
         rooms = [room for room in known if room.domain.members] or known
@@ -210,7 +211,7 @@ def _search(
 
 
 def _parts(request: TrayRequest, rooms: Sequence[_Room[TrayId]]) -> list[ColocationGroup]:
-    """What shares a domain: all of it, or parts as large as the domains take, the nearest first."""
+    """The parts that share a domain: all of it, or parts as large as the domains take, the nearest first."""
     left, unreserved = request.trays, _most_unreserved(request)
     if request.one_domain or request.beside_members:
         return [tray_group(left, max(0, left - unreserved))]
@@ -282,7 +283,7 @@ def _nearest_fix(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
 
 
 def _passing_over(unused: Mapping[TrayId, str], reason: str) -> str:
-    """`reason`, with the empty trays that are not used and why; the first few by name."""
+    """`reason`, with the empty trays that are not used and why. Only the first few are named."""
     named = sorted(f"{tray} ({why})" for tray, why in unused.items())
     more = [f"{len(named) - MAX_NAMED_TRAYS} more"] if len(named) > MAX_NAMED_TRAYS else []
     return f"{reason}; passed over {', '.join(named[:MAX_NAMED_TRAYS] + more)}" if named else reason
@@ -292,11 +293,11 @@ def _passing_over(unused: Mapping[TrayId, str], reason: str) -> str:
 
 
 Holder = TypeVar("Holder", bound=Hashable)
-"""Whoever has an allocation: a tenant, or a tenant and an instance type."""
+"""The holder of an allocation: a tenant, or a tenant and an instance type."""
 
 
 class AllocationUse(msgspec.Struct, frozen=True):
-    """What an organisation may use of an instance type, and what it does."""
+    """The machines of an instance type that an organisation may use, and those that it uses."""
 
     allocated: int | None
     """None: it has no allocation of the type."""
@@ -307,12 +308,12 @@ class AllocationUse(msgspec.Struct, frozen=True):
 
     @property
     def unused(self) -> int:
-        """How many more machines it may use, with those that are reserved for it; less than 0: too many."""
+        """How many more machines it may use, including those that are reserved for it. Negative: too many."""
         return (self.allocated or 0) - self.used
 
     @property
     def unreserved(self) -> int:
-        """How many more it may use or reserve besides those that are reserved; less than 0: too many."""
+        """How many more it may use or reserve besides those that are reserved. Negative: too many."""
         return self.unused - self.idle
 
     def lacking(self, machines: int, reserved: int) -> int:
@@ -343,7 +344,7 @@ class Reservation(msgspec.Struct, frozen=True):
     owner: str
     """The tenant."""
     until: float
-    """Seconds since the epoch; from then on the trays are free."""
+    """Seconds since the epoch. From then on the trays are free."""
 
 
 def in_force(reservations: Iterable[Reservation], now: float) -> dict[str, Reservation]:

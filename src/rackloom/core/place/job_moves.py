@@ -1,19 +1,18 @@
 """Move running jobs: drain a tray, defragment cliques, replace a lost tray.
 
-A `MovableUnit` is what one owner holds in one clique. It moves whole to another clique, because its
-members share memory; its cost is the number of GPUs whose members restart. `move_unit` plans it like a
-gang whose members look like its holds, on no tray that its pods may not use or where anti-affinity keeps
-it off.
+A `MovableUnit` is the part of a job that one owner holds in one clique. It moves whole to another clique,
+because its members share memory. Its cost is the number of GPUs of the members that restart. `move_unit`
+plans it like a gang with members like its holds. It avoids trays that its pods may not use, or that
+anti-affinity bars.
 
 - `plan_drain` empties a tray. Members stay in their clique if a tray there can take them, else all of the
   job's part in this clique moves.
 - `plan_defragmentation` empties cliques, the cheapest first, as long as that opens more of the largest
-  free regions; at most eight, because every move restarts somebody.
+  free regions. It empties at most eight, because every move restarts a job.
 - `replace_member` moves the members of a lost tray to one other tray of the same clique, a reserved spare
-  first; nobody else moves.
+  first. No other member moves.
 
-Moves are in an order in which each is possible. Raises Refused where a job is not movable or nothing has
-room.
+Moves are in an order in which each is possible. Raises Refused if a job is not movable or nothing has room.
 """
 
 from collections import Counter
@@ -51,12 +50,12 @@ class MovableUnit(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """The cost of moving it: GPUs whose members restart."""
+        """The cost of moving it: the GPUs of members that restart."""
         return sum(hold.gpus for hold in self.holds)
 
     @property
     def trays(self) -> tuple[str, ...]:
-        """Where it is."""
+        """The trays that it uses."""
         return tuple(dict.fromkeys(hold.tray for hold in self.holds))
 
 
@@ -68,7 +67,7 @@ class JobMove(msgspec.Struct, frozen=True):
     to_trays: tuple[str, ...]
     gpus: int
     holes: tuple[FreeRegionCount, ...] = ()
-    """The free regions of each size before and after it, where they change."""
+    """The free regions before and after it, for each size with a change."""
 
     def describe(self) -> str:
         """In words, with the cost."""
@@ -78,7 +77,7 @@ class JobMove(msgspec.Struct, frozen=True):
         )
 
     def gain(self) -> str:
-        """In words, the free regions before and after it; empty where they do not change."""
+        """In words, the free regions before and after it. Empty if they do not change."""
         return ", ".join(f"holes of {hole.trays} trays {hole.before} -> {hole.after}" for hole in self.holes)
 
 
@@ -105,10 +104,10 @@ MoveStep = tuple[SiteView, JobMove]
 def move_unit(
     site: SiteView, unit: MovableUnit, avoid: Collection[str], budget: SearchBudget
 ) -> MoveStep | None:
-    """Move a unit to a clique where it fits beside what is there.
+    """Move a unit to a clique that has room for it.
 
     It goes to no tray of `avoid`, to none that its pods may not use, and to none with a job that it is never
-    beside. None where it is not movable or nothing has room.
+    beside. None if it is not movable or nothing has room.
     """
     if not all(hold.movable for hold in unit.holds):
         return None
@@ -147,7 +146,7 @@ def with_trays_closed(site: PlacementSite, trays: Collection[str], why: str) -> 
 
 
 def _unit_as_gang(unit: MovableUnit) -> Gang:
-    """A gang whose members look like the holds: nothing else is known of a running job."""
+    """A gang with members like the holds: nothing else is known of a running job."""
     is_apart = any(hold.owner in hold.apart for hold in unit.holds)
     # A node has one IMEX channel, so all holds on a tray with a channel move together, as one member.
     with_channel = {hold.tray for hold in unit.holds if hold.channel}
@@ -170,7 +169,7 @@ def _unit_as_gang(unit: MovableUnit) -> Gang:
 
 
 MAX_EMPTIED_CLIQUES = 8
-"""Cliques that one defragmentation empties at most: every move restarts somebody."""
+"""Cliques that one defragmentation empties at most: every move restarts a job."""
 
 
 class Rearrangement(msgspec.Struct, frozen=True):
@@ -181,10 +180,10 @@ class Rearrangement(msgspec.Struct, frozen=True):
 
 
 def plan_drain(site: PlacementSite, tray: str) -> Rearrangement:
-    """What has to move so that `tray` is empty; it takes nothing new meanwhile.
+    """The moves that empty `tray`. It takes nothing new during them.
 
     A member stays in its clique if a tray there can take it, else all of its job moves to another clique.
-    Raises Refused where something cannot move.
+    Raises Refused if a member cannot move.
     """
     check_tray_exists(site, tray)
     clique = {present.name: present.sharing for present in site.trays}
@@ -252,7 +251,7 @@ def _emptied_cliques(site: SiteView) -> Iterator[list[MoveStep]]:
         units.setdefault(site.clique_of(unit.trays[0]) or "", []).append(unit)
     for name, inside in sorted(units.items(), key=lambda item: sum(unit.gpus for unit in item[1])):
         trays, now, steps = [tray.name for tray in site.cliques[name].trays], site, list[MoveStep]()
-        # The largest first: they find a place the hardest. What stays does not undo the moves of the others.
+        # The largest first: they are the hardest to place. A unit that stays does not undo the other moves.
         for unit in sorted(inside, key=lambda unit: -unit.gpus):
             if step := move_unit(now, unit, trays, SearchBudget()):
                 now = step[0]
@@ -268,9 +267,9 @@ def _free_regions(site: SiteView) -> tuple[int, ...]:
 
 
 def replace_member(site: PlacementSite, gang: Gang, plan: GangPlan, lost: str) -> GangPlan:
-    """The plan without the tray `lost`; the reserved spares are tried first.
+    """The plan without the tray `lost`. The reserved spares are tried first.
 
-    Holds of the gang itself do not count. Raises Refused where no tray of the clique can take over.
+    Holds of the gang itself do not count. Raises Refused if no tray of the clique can take over.
     """
     clique = next((tray.sharing for tray in site.trays if tray.name == lost), None)
     if lost not in plan.trays:

@@ -1,19 +1,19 @@
-"""What a job asks of Kueue's topology-aware scheduling, and how the planner is asked for the same.
+"""The request of a job to Kueue's topology-aware scheduling, and the same request to the planner.
 
 A pod set names the level of nodes that its pods share, by the key of a node label: required, or preferred,
 or neither (unconstrained). It may be cut into slices of a size, each within one domain of a level. Pod sets
-with one group name share a domain; others need not. A job that says nothing of this is planned as any other:
-all of it in one clique.
+with one group name share a domain, and others need not. A job without such a request is planned as any
+other: all of it in one clique.
 
 The planner knows one level, the label `SchedulerLabels.clique`, and segments. So a request becomes attempts
 (`topology_attempts`), of which the first that has a plan counts:
 
-- required: planned with that label in place of the clique's;
-- preferred: the same, then with every member by itself, wherever there is room;
-- slices: segments at the level of the slices; a wider level of the pod set leaves the nodes of one domain
-  of it to plan on, each domain in turn.
+- Required: planned with that label in place of the clique's.
+- Preferred: the same, then with every member on its own, wherever there is room.
+- Slices: segments at the level of the slices. If the pod set names a wider level, each of its domains is
+  tried in turn, with only the nodes of that domain to plan on.
 
-Pod sets of one job that ask for different things are refused, and so is a level that no node carries.
+Pod sets of one job with different requests are refused, and so is a level that no node carries.
 
 Source: kueue.x-k8s.io/v1beta2 (Workload, `podSets[].topologyRequest`) and the annotations of pod templates
 from which Kueue 0.19 makes it.
@@ -44,7 +44,7 @@ GROUP_NAME = f"{KUEUE}/podset-group-name"
 
 
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod set asks for. Levels are keys of node labels."""
+    """The request of a pod set. Levels are keys of node labels."""
 
     required: str | None = None
     preferred: str | None = None
@@ -66,7 +66,7 @@ class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_topology(annotations: Mapping[str, str], where: str) -> TopologyRequest:
-    """The request of the annotations of a pod template; `where` names it in messages. Raises Refused."""
+    """The request in the annotations of a pod template. `where` names it in messages. Raises Refused."""
     size = annotations.get(SLICE_SIZE)
     if size is not None and not (size.isascii() and size.isdigit() and int(size) > 0):
         raise Refused(f"{where}: {SLICE_SIZE} is {size!r}", nearest_fix="use a whole number from 1")
@@ -124,17 +124,17 @@ def _checked(request: TopologyRequest, where: str) -> TopologyRequest:
 
 
 class JobTopology(msgspec.Struct, frozen=True, kw_only=True):
-    """What all pod sets of a job that take devices ask for."""
+    """The common request of all pod sets of a job that take devices."""
 
     request: TopologyRequest
     is_apart: bool = False
-    """Each pod set is in a domain, and not all in the same."""
+    """Each pod set is in one domain, but they are not all in the same domain."""
 
 
 def job_topology(job: Job) -> JobTopology | None:
-    """The request of a job; None where it says nothing. Raises Refused for what is not planned.
+    """The request of a job, or None if it has none. Raises Refused for a request that cannot be planned.
 
-    A pod set without devices (a launcher) goes beside the first member that has some, whatever it asks for.
+    A pod set without devices (a launcher) goes beside the first member with devices, despite its own request.
     """
     groups = [group for group in job.groups if group.need.takes_devices]
     requests = _group_requests(job)
@@ -154,7 +154,7 @@ def job_topology(job: Job) -> JobTopology | None:
             nearest_fix="ask for the same in each of its pod templates",
         )
     (request,) = distinct
-    # Kueue keeps pod sets in one domain only where they have the same group name.
+    # Kueue keeps pod sets in one domain only if they have the same group name.
     together = {named.group for named in requests}
     has_shares = any(group.share for group in groups)
     return JobTopology(
@@ -164,7 +164,7 @@ def job_topology(job: Job) -> JobTopology | None:
 
 
 def shared_topology(jobs: Sequence[Job], request: PlanRequest) -> JobTopology | None:
-    """The request of jobs that are planned together. Raises Refused where they, or the options, differ."""
+    """The request of jobs that are planned together. Raises Refused if they, or the options, differ."""
     found = [job_topology(job) for job in jobs]
     if not found or all(topology is None for topology in found):
         return None
@@ -197,7 +197,7 @@ def _group_requests(job: Job) -> list[TopologyRequest]:
     return found
 
 
-# From the request to what the planner is asked.
+# From the request to attempts of the planner.
 
 
 class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,19 +205,19 @@ class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     request: PlanRequest
     domain: tuple[str, str] | None = None
-    """A node label and its value: only nodes with it are planned on."""
+    """A node label and its value. Only nodes with it are used."""
     note: str = ""
-    """What is to be said about a plan that is found this way."""
+    """A note for plans that are found this way."""
 
     def noted(self, report: PlacementReport) -> PlacementReport:
-        """The report, with what is to be said of plans that were found this way."""
+        """The report, with the note in each plan."""
         if not self.note:
             return report
         jobs = (replace(job, notes=(*job.notes, self.note)) if job.plan else job for job in report.jobs)
         return replace(report, jobs=tuple(jobs))
 
     def takes(self, node: NodeObject) -> bool:
-        """Whether a node is planned on."""
+        """Whether a node is used."""
         if self.domain is None:
             return True
         key, value = self.domain
@@ -227,7 +227,7 @@ class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
 def topology_attempts(
     topology: JobTopology | None, request: PlanRequest, nodes: Sequence[NodeObject]
 ) -> Iterator[TopologyAttempt]:
-    """The ways to plan a job, the best first; at least one. Raises Refused for a level of no node."""
+    """At least one way to plan a job, the best first. Raises Refused for a level that no node has."""
     if topology is None:
         yield TopologyAttempt(request=request)
         return
@@ -266,9 +266,9 @@ def first_that_fits(
     attempts: Iterable[TopologyAttempt],
     plan: Callable[[TopologyAttempt], tuple[SitePlanner, PlacementReport]],
 ) -> tuple[TopologyAttempt, SitePlanner, PlacementReport]:
-    """The first attempt by which all jobs have a plan, else the first of all: it is what the jobs asked for.
+    """The first attempt by which all jobs have a plan, else the first of all: that is the jobs' own request.
 
-    Raises Refused where each attempt is refused as it is.
+    Raises Refused if the planner refuses every attempt.
     """
     tried: list[tuple[TopologyAttempt, SitePlanner, PlacementReport]] = []
     refusals: list[Refused] = []

@@ -1,8 +1,8 @@
-"""Where running jobs may be moved: node rules, taints and anti-affinity of their pods.
+"""The nodes to which running jobs may be moved: node rules, taints and anti-affinity of their pods.
 
 `restrict_moves` completes the holds of movable jobs. A job may not move to a node that any of its pods
-may not use, and two pods that are never on one node are not moved to one. A job with a pod whose rules
-cannot be read is not moved at all.
+may not use, and two pods that are never on one node are not moved to one. A job is not moved at all if the
+rules of a pod cannot be read.
 
 `anti_affinity_peers` compares the pods on nodes with each other, after grouping those that are equal in
 the labels that some selector reads. A term by zone or clique between pods that may both move rules out
@@ -83,7 +83,7 @@ def _forbidden_nodes(
 
 
 def tolerations_of_movable(state: ClusterState) -> tuple[Toleration, ...]:
-    """What any movable pod tolerates: a node that none of them tolerates takes no moved job."""
+    """The tolerations of all movable pods: a node that none of them tolerates takes no moved job."""
     found: dict[Toleration, None] = {}
     for pod in state.pods:
         if pod_hold(pod, state.labels, 0).movable:
@@ -95,7 +95,7 @@ class AntiAffinityPeers(msgspec.Struct, frozen=True, kw_only=True):
     """The pods that a job is never beside."""
 
     nodes: frozenset[str] = frozenset()
-    """Where they keep it off; all nodes, if they may move and share no clique or zone with it."""
+    """Nodes that they bar: all nodes, if they may move and share no clique or zone with it."""
     owners: frozenset[str] = frozenset()
     """Their jobs, perhaps its own."""
 
@@ -109,7 +109,7 @@ class _EqualPods(msgspec.Struct, frozen=True):
 
 
 def anti_affinity_peers(state: ClusterState) -> dict[str, AntiAffinityPeers]:
-    """By owner of movable holds; an owner without such peers is missing."""
+    """By owner of movable holds. An owner without such peers is missing."""
     holding: dict[str, set[str]] = defaultdict(set)
     for hold in state.holds:
         if hold.movable:
@@ -136,7 +136,7 @@ def anti_affinity_peers(state: ClusterState) -> dict[str, AntiAffinityPeers]:
                 there = {peer: near for peer, near in around.items() if not (is_alone and peer == owner)}
                 if not there:
                     continue
-                # The trays of its own members are free once they leave; those of its launchers are not.
+                # The trays of the job's members are free once they leave, but those of its launchers are not.
                 trays = {**there, owner: there.get(owner, frozenset()).difference(holding[owner])}
                 before = found.get(owner, AntiAffinityPeers())
                 # A peer that may move too could be in any zone by then, so no node is safe.

@@ -39,7 +39,7 @@ from rackloom.core.cluster.workload_kinds import (
 def plan_notes(
     job: Job, gang: Gang, plan: GangPlan, site: PlacementSite, labels: SchedulerLabels, down: float
 ) -> Iterator[str]:
-    """One sentence each; `down` is the share of trays that are down at any time."""
+    """One sentence each. `down` is the share of trays that are down at any time."""
     taken = set(plan.trays)
     trays = Counter(tray.sharing for tray in site.trays)
     used = Counter(tray.sharing for tray in site.trays if tray.name in taken)
@@ -165,7 +165,7 @@ def _affinity_notes(job: Job, group: JobGroup, spec: PodSpec, labels: SchedulerL
 def _selects_only_job(job: Job, group: JobGroup, selector: LabelSelector, labels: SchedulerLabels) -> bool:
     """Whether a selector is of this job alone: by a label that its controller makes, or by its name.
 
-    `rack-worker` is of the job `rack`; pods `rack-0` and `rack-1` are called after `rack`.
+    `rack-worker` belongs to the job `rack`, and `rack` to the pods `rack-0` and `rack-1`.
     """
     own = {*group.controller_labels, labels.gang, labels.job}
     names = [job.name.rpartition("/")[2], *map(object_name, job.objects)]

@@ -2,14 +2,14 @@
 
 `ManifestDraft` is a deep copy of the job's objects. `render_affinity` pins every pod template to the
 trays of its groups by node affinity, and keeps the members with devices in one clique by pod affinity on
-a label of this job alone. Pod affinity by itself lets the first pod pick a clique that is too small; with
-the trays named, it cannot. A broader selector would tie two runs to one rack. Terms of a node affinity
-are alternatives, so each gets the requirement.
+a label of this job alone. Pod affinity alone lets the first pod pick a clique that is too small, which node
+affinity prevents. A broader selector would tie two runs to one rack. Terms of a node affinity are
+alternatives, so each gets the requirement.
 
-Raises Refused where one template serves several replicas or segments in several cliques: node affinity
-cannot tell which pod goes where.
+Raises Refused if one template serves several replicas or segments in several cliques, because node
+affinity of a template cannot send each pod to its own clique.
 
-Label values and object names have at most 63 characters; longer names, and names that are no DNS-1123
+Label values and object names have at most 63 characters. Longer names, and names that are no DNS-1123
 label, are shortened and get a hash, so that names that begin alike stay apart.
 """
 
@@ -39,11 +39,11 @@ class ManifestDraft:
 
     @property
     def main(self) -> JsonObject:
-        """The object itself; of pods, the first."""
+        """The object itself, or the first of several pods."""
         return self.objects[0]
 
     def templates(self) -> Iterator[tuple[JobGroup, int, JsonObject]]:
-        """Each pod template with its group; of pods, each pod with its member number."""
+        """Each pod template with its group, or each pod with its group and member number."""
         if self.job.kind != "Pod":
             listed: set[tuple[str | int, ...]] = set()
             for group in self.job.groups:
@@ -68,7 +68,7 @@ class ManifestDraft:
 
 
 def mapping_at(value: JsonObject, *path: str) -> JsonObject:
-    """The mapping at a path; created where it is absent."""
+    """The mapping at a path. It is created if it is absent."""
     for key in path:
         if value.get(key) is None:
             value[key] = {}
@@ -84,7 +84,7 @@ _MAX_LABEL_CHARACTERS = 63
 _HASH_CHARACTERS = 8
 """Characters of the hash, which distinguishes names that begin alike."""
 _NOT_IN_DNS_LABEL = re.compile(r"[^a-z0-9-]")
-"""Characters that a DNS-1123 label does not allow; object names allow some dots too."""
+"""Characters that a DNS-1123 label does not allow. Object names allow some dots too."""
 
 
 def gang_object_name(name: str) -> str:
@@ -95,7 +95,7 @@ def gang_object_name(name: str) -> str:
 
 
 def group_object_name(name: str, group: str) -> str:
-    """Likewise for one group of several; `a-b` of gang `run` and `b` of gang `run-a` differ by the hash."""
+    """The same for one group of several. `a-b` of gang `run` and `b` of gang `run-a` differ by the hash."""
     own = _bare_name(name)
     return _with_hash(_as_dns_label(f"{own}-{group}"), f"{own}/{group}")
 
@@ -120,7 +120,7 @@ def _with_hash(value: str, name: str) -> str:
 def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: SchedulerLabels) -> None:
     """Pin every pod template to the trays of its group, and those with devices to one clique.
 
-    Raises Refused where pods of one template have to be in more than one.
+    Raises Refused if pods of one template have to be in more than one clique.
     """
     _check_templates(draft, gang, plan)
     # The value of a label has no slash, and 63 characters at most.
@@ -142,7 +142,7 @@ def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Sc
 def pin_to_trays(draft: ManifestDraft, plan: GangPlan, labels: SchedulerLabels) -> None:
     """Let every pod template use the trays of its groups only."""
     for group, member, template in draft.templates():
-        # A pod has its own tray. A template has the trays of all groups that have it.
+        # A pod has its own tray. A template has the trays of all groups that use it.
         if draft.job.kind == "Pod":
             trays = [at.tray for at in plan.seats if (at.group, at.member) == (group.name, member)]
         else:

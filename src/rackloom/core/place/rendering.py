@@ -1,12 +1,12 @@
 """Render a placed job for a scheduler: Kueue, KAI, LeaderWorkerSet, PodGroup, Slurm or plain affinity.
 
 `render_job` is the entry point. Each renderer states the plan in the terms of its scheduler, and raises
-Refused for what those terms cannot express, with the renderer or option that can:
+Refused if those terms cannot express it, with the renderer or option that can:
 
-- Kueue: a Topology object and podset annotations; segments become slices. At most two pod sets share a
-  domain, one of them a single pod. What the job itself says of queue and topology stays as it is.
-- KAI: a Topology object and annotations for the whole job; no segments. A JobSet must start in any order,
-  because the pod grouper makes one group of it only then (KAI 0.14.1).
+- Kueue: a Topology object and podset annotations. Segments become slices. At most two pod sets share a
+  domain, one of them a single pod. The job's own settings of queue and topology stay as they are.
+- KAI: a Topology object and annotations for the whole job, without segments. A JobSet must start in any
+  order, because the pod grouper makes one group of it only then (KAI 0.14.1).
 - LeaderWorkerSet: exclusive topology per replica or subgroup, and node affinity, because the leader alone
   would pick the clique.
 - PodGroup (scheduling.k8s.io): one group per kind of pods, with the clique as topology key, in a version
@@ -96,7 +96,7 @@ def render_kai(
 def render_kueue(
     draft: ManifestDraft, gang: Gang, _plan: GangPlan, labels: SchedulerLabels
 ) -> list[JsonObject]:
-    """Annotations of pod sets; segments are slices. Returns the Topology that they refer to.
+    """Annotations of pod sets. Segments are slices. Returns the Topology that they refer to.
 
     Raises Refused for groups that Kueue's webhooks do not let share a domain, and for slices
     that leave pods over.
@@ -104,7 +104,7 @@ def render_kueue(
     for obj in draft.objects:
         if not labels_of(obj).get(f"{_KUEUE}/queue-name"):
             draft.add(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
-    # The label and the count make the pods one workload; the index gives them the order of the ranks.
+    # The label and the count make the pods one workload, and the index gives them the order of the ranks.
     name, count = gang_object_name(gang.name), len(draft.objects)
     for index, pod in enumerate(draft.objects if count > 1 else ()):
         draft.add(
@@ -130,7 +130,7 @@ def render_kueue(
 
 
 def render_lws(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: SchedulerLabels) -> list[JsonObject]:
-    """A clique to itself for each replica, or for each segment of one. Raises Refused for other kinds.
+    """An exclusive clique for each replica, or for each segment of one. Raises Refused for other kinds.
 
     The leader of a replica picks the clique (LWS adds pod affinity to it), whether or not the workers fit
     there, so the trays are named too.
@@ -165,7 +165,7 @@ def render_lws(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Schedul
 def render_pod_groups(
     draft: ManifestDraft, gang: Gang, _plan: GangPlan, labels: SchedulerLabels
 ) -> list[JsonObject]:
-    """A PodGroup for the members that take devices. Raises Refused for what one topology key cannot express.
+    """A PodGroup for the members that take devices. Raises Refused if one topology key is not enough.
 
     A PodGroup has pods of one kind only, so launchers stay outside.
     """
@@ -218,11 +218,11 @@ def render_job(
 ) -> RenderedJob:
     """The job for `target`, a scheduler's name on the command line.
 
-    Raises Refused where the terms of that scheduler cannot express the plan.
+    Raises Refused if the terms of that scheduler cannot express the plan.
     """
     if target == "slurm":
         return RenderedJob(objects=(topology_document(topology_of(site)),), script=slurm_options(gang, plan))
-    # From here on trays have the names by which node affinity knows them.
+    # From here on, trays have the names that node affinity reads.
     hosts = {tray.name: tray.host for tray in site.trays if tray.host}
     seats = tuple(replace(seat, tray=hosts.get(seat.tray, seat.tray)) for seat in plan.seats)
     draft, plan = ManifestDraft(job), replace(plan, seats=seats)
@@ -301,7 +301,7 @@ def _domain_annotations(draft: ManifestDraft, gang: Gang, labels: SchedulerLabel
 
 _KAI = "kai.scheduler"
 _COUNTED_BY_PODS = ("Job", "JobSet")
-"""Kinds of which KAI's pod grouper asks for one pod only, unless an annotation says how many (KAI 0.14.1)."""
+"""For these kinds, KAI's pod grouper requires only one pod, unless an annotation sets more (KAI 0.14.1)."""
 _GROUPED_BY_REPLICA = "LeaderWorkerSet"
 """KAI's pod grouper makes a group of each replica, and the placement holds for each group."""
 
@@ -320,7 +320,7 @@ def _check_kai(draft: ManifestDraft, gang: Gang) -> None:
     if draft.job.kind != "JobSet" or len(gang.groups) < 2:
         return
     # KAI's pod grouper makes one group of a JobSet only with startup order AnyOrder (KAI 0.14.1). Else each
-    # replicated Job is a group, and each would wait for as many pods as the annotation says. Jobs that
+    # replicated Job is a group, and each would wait for the number of pods in the annotation. Jobs that
     # depend on others come after them, and the one group would wait for all.
     if not starts_in_any_order(draft.main):
         raise Refused(
@@ -343,7 +343,7 @@ def _pod_group(draft: ManifestDraft, name: str, version: str, spec: JsonObject) 
 
 
 def slurm_options(gang: Gang, plan: GangPlan) -> str:
-    """`#SBATCH` lines. Raises Refused where members share trays, or groups or segments differ."""
+    """`#SBATCH` lines. Raises Refused if members share trays, or groups or segments differ."""
     with_devices = gang.device_groups
     if len({group.gpus for group in with_devices}) != 1 or len(plan.trays) != sum(
         group.members for group in with_devices

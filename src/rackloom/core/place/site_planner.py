@@ -1,18 +1,18 @@
-"""Planner of a site: what moves first, where each job goes, or what blocks it and what would help.
+"""Planner of a site: the moves that come first, and the trays of each job, or its blocker with fixes.
 
 `SitePlanner.report` decides in this order:
 
 1. Rearrange: trays are left out, drained or defragmented. The moves come first in the report.
 2. Place. Jobs that may use the same trays and share them are planned together, by priority
-   (`batch.plan_batch`); otherwise one after another, the most urgent first. Each plan reserves its trays and
-   keeps jobs with anti-affinity off them. With exclusive topology (LeaderWorkerSet) each share of a job takes
-   a clique that no other job of its kind uses, planned or running.
-3. Explain. A job that does not fit is explained on the site without what was planned at a lower priority.
-   Its nearest fixes were each planned before they are named.
+   (`batch.plan_batch`). Otherwise they are planned in turn, the most urgent first. Each plan reserves its
+   trays and keeps jobs with anti-affinity off them. With exclusive topology (LeaderWorkerSet) each share of a
+   job takes a clique that no other job of its kind uses, planned or running.
+3. Explain. A job that does not fit is explained on the site without the plans of lower priority. Each of its
+   nearest fixes is planned before it is named.
 
-The planner reads nothing: nodes, pods, devices, claims and priority classes are values. What few jobs need
-(CEL, explanations, renderings) is imported where it is used, because `rackloom place` starts in less time
-than that takes to load.
+The planner reads nothing: nodes, pods, devices, claims and priority classes are values. Modules that few
+jobs need (CEL, explanations, renderings) are imported at their use, because they take longer to load than
+`rackloom place` takes to start.
 """
 
 from collections import Counter
@@ -74,7 +74,7 @@ from rackloom.errors import Refused
 if TYPE_CHECKING:
     from rackloom.core.place.rendering import RenderedJob
 
-# What is asked for, and what comes out.
+# The request and the answer.
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +82,13 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     labels: SchedulerLabels = SchedulerLabels()
     segment: int | None = None
-    """Members that must share a clique; None: all of a group."""
+    """Members that must share a clique. None: all members of a group."""
     spares: int = 0
     """Trays to keep free in each clique that is used."""
     apart: bool = False
-    """Each group of a job has a clique of its own."""
+    """Each group of a job has its own clique."""
     exclusive: bool = False
-    """Only empty trays, and those whole."""
+    """Takes only empty trays, each as a whole."""
     exclusive_topology: bool = False
     """Each share of a job has a clique that no other uses: LeaderWorkerSet's exclusive topology."""
     without_trays: tuple[str, ...] = ()
@@ -98,34 +98,34 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     defrag: bool = False
     """Movable jobs are moved first, so that larger free regions open."""
     down: float | None = None
-    """Share (0 to 1) of trays that are down, for the price of segment sizes; None: no prices."""
+    """Share (0 to 1) of trays that are down, for the price of segment sizes. None: no prices."""
 
 
 MAX_FIXES = 4
 """Fixes that an answer names, nearest first."""
 DEFAULT_DOWN = 0.01
-"""Share of trays that are down where the request names none."""
+"""Share of trays that are down if the request names none."""
 
 
 class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
-    """The site: the state of its cluster, and what the allocator takes."""
+    """The site: the state of its cluster, and the input of the allocator."""
 
     state: ClusterState
     devices: DraDevices
     reserved: tuple[TrayHold, ...] = ()
-    """What others are to get, beside what pods and claims have."""
+    """Holds that others are to get, besides those of pods and claims."""
     viewer: str | None = None
-    """The namespace for which the report is: holders in others have no names in it. None: all have."""
+    """The namespace that gets the report, which hides the names of holders in others. None: hides none."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of one job, or what blocks it."""
+    """The plan of one job, or its blocker."""
 
     job: str
     plan: GangPlan | None
     blocked: str | None = None
     fixes: tuple[str, ...] = ()
-    """Nearest first; each was planned."""
+    """Nearest first. Each was planned."""
     notes: tuple[str, ...] = ()
 
 
@@ -139,11 +139,11 @@ class PlacedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentPrice(msgspec.Struct, frozen=True, kw_only=True):
-    """What segments of one size use of a clique."""
+    """The use of a clique by segments of one size."""
 
     trays: int
     outside: int
-    """Trays of a clique that is whole which no segment takes."""
+    """Trays of a whole clique that no segment takes."""
     usable: float
     """Share (0 to 1) of all trays that whole segments use, with some of them down."""
 
@@ -152,17 +152,17 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answer for a site."""
 
     moves: tuple[JobMove, ...]
-    """What has to move first."""
+    """Moves that come before the jobs."""
     jobs: tuple[JobAnswer, ...]
     segments: tuple[SegmentPrice, ...] = ()
-    """Only where a share of trays that are down is given."""
+    """Only if a share of trays that are down is given."""
 
 
 # The planner.
 
 
 class SitePlanner:
-    """Places jobs beside each other on one site. `report` plans; `rendered` renders what it has placed."""
+    """Places jobs beside each other on one site. `report` plans jobs, and `rendered` renders their plans."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class SitePlanner:
     def report(self, jobs: Sequence[Job], each: EachInTurn = in_turn) -> PlacementReport:
         """The moves that come first, then each job, the most urgent first.
 
-        `each` is given the jobs, first to plan, then to explain, and may tell how far they are.
+        `each` gets the jobs, first to plan, then to explain, and may report progress.
         """
         # Jobs are distinguished by their names, here and on the trays that they hold.
         for name, count in Counter(job.name for job in jobs).items():
@@ -203,7 +203,7 @@ class SitePlanner:
                     f"{count} jobs are called {name}", nearest_fix="rename them, or place them one by one"
                 )
         self._jobs = {job.name: job for job in jobs}
-        # What runs of a job already is its own, whatever kind its owner has.
+        # Running pods of a job are its own, even if their owner is of another kind.
         own = {owner_of_job(job, self._request.labels.gang).text: job.name for job in jobs}
 
         def as_named(holds: Iterable[TrayHold]) -> tuple[TrayHold, ...]:
@@ -264,12 +264,12 @@ class SitePlanner:
         return tuple(moves)
 
     def _plans(self, ranked: Sequence[tuple[Job, Gang]], each: EachInTurn) -> dict[str, GangPlan]:
-        """Of the jobs that fit: together where all may use the same trays and share them, else one by one."""
+        """Plans of the jobs that fit: together if all may use the same trays and share them, else in turn."""
         if self._request.exclusive_topology:
             return self._plans_one_by_one(ranked, each)
         trays = [self._site_of_job(job).trays for job, _ in ranked]
         are_counted = any(self._bounded(job, gang)[1] != gang for job, gang in ranked)
-        # Jobs that are planned together share GPUs; what they leave of CPU and memory is counted after each.
+        # Jobs that are planned together share GPUs, but the remaining CPU and memory is counted after each.
         if (
             are_counted
             or any(tray != trays[0] for tray in trays)
@@ -286,11 +286,11 @@ class SitePlanner:
         return {plan.gang: plan for plan in found}
 
     def _plans_one_by_one(self, ranked: Sequence[tuple[Job, Gang]], each: EachInTurn) -> dict[str, GangPlan]:
-        """Of the jobs that fit. Each plan takes trays from the jobs after it."""
+        """Plans of the jobs that fit. Each plan takes trays from the jobs after it."""
         plans: dict[str, GangPlan] = {}
         is_exclusive = self._request.exclusive_topology
         for number, (job, _) in enumerate(each(ranked, "jobs planned")):
-            # A plan before this one may have changed what the job avoids, and so its gang.
+            # A plan before this one may have changed the trays that the job avoids, and so its gang.
             gang = self._gang(job)
             site = self._site_with_free_cliques(job, plans) if is_exclusive else None
             fitting = try_gang(*self._bounded(job, gang, site), SearchBudget(), apart=is_exclusive)
@@ -307,12 +307,12 @@ class SitePlanner:
         return plans
 
     def _bounded(self, job: Job, gang: Gang, site: PlacementSite | None = None) -> tuple[PlacementSite, Gang]:
-        """Site and gang with the groups bounded by CPU and memory, where these bind."""
+        """Site and gang with the groups bounded by CPU and memory, if these bind."""
         asked = {group.name: group.need.requests for group in job.groups}
         return with_node_resources(site or self._capacity_for(job), gang, asked, self._use)
 
     def _site_with_free_cliques(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
-        """Cliques that no other job of its kind has, planned or running."""
+        """The site with only the cliques that no other job of its kind uses, planned or running."""
         site = self._capacity_for(job)
         taken = {clique for plan in plans.values() for clique in plan.cliques}
         return _without_other_sets(with_cliques_closed(site, taken), self._found, job)
@@ -350,7 +350,7 @@ class SitePlanner:
         return JobAnswer(job=job.name, plan=plan, notes=(*notes, *self._classes.notes(job)))
 
     def _capacity_for(self, job: Job) -> PlacementSite:
-        """The site as the members of a job may use it, with what its claims can get there."""
+        """The site as the members of a job may use it, with the capacity for its claims."""
         return self._with_claim_capacity(self._site_of_job(job), self._claims_of(job))
 
     def _with_claim_capacity(self, site: PlacementSite, kinds: ClaimsByKind) -> PlacementSite:
@@ -359,7 +359,7 @@ class SitePlanner:
         # The CEL library takes longer to load than a plan without claims takes to make.
         from rackloom.core.place.claim_capacity import with_claim_capacity
 
-        # The holds before the moves show whose devices the moves free.
+        # The holds before the moves show the owners of the devices that the moves free.
         before = PlacementSite(site.trays, self._observed)
         found = with_claim_capacity(before, self._found.devices, kinds)
         return PlacementSite(found.trays, site.holds)
@@ -427,13 +427,13 @@ class SitePlanner:
 def _refused_answer(
     job: Job, gang: Gang, site: PlacementSite, plans: Mapping[str, GangPlan], labels: SchedulerLabels
 ) -> JobAnswer:
-    """What blocks the job, `plans` of other jobs included, and what helps."""
-    # What explains takes as long to load as what plans.
+    """The blocker of the job, perhaps the `plans` of other jobs, and its fixes."""
+    # The modules that explain take as long to load as those that plan.
     from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, partition_advice
     from rackloom.core.place.search.site_view import capacity_for
 
     effort = SearchBudget()
-    # Explain without the plans of lower priority. If the gang fits then, it is them that block it.
+    # Explain without the plans of lower priority. If the gang fits then, those plans block it.
     holds = tuple(hold for hold in site.holds if hold.owner not in plans or hold.priority >= gang.priority)
     rest = PlacementSite(site.trays, holds)
     ground = capacity_for(site if try_gang(rest, gang, effort) is not None else rest, gang)
@@ -447,11 +447,11 @@ def _refused_answer(
     )
 
 
-# Jobs whose shares each need a clique to themselves.
+# Jobs with shares that each need an exclusive clique.
 
 
 _LWS_GROUP_KEY = "leaderworkerset.sigs.k8s.io/group-key"
-"""On all pods of a LeaderWorkerSet; exclusive topology keeps others that have it, of one namespace, out."""
+"""On all pods of a LeaderWorkerSet. Exclusive topology keeps out others with it, of the same namespace."""
 
 
 def _without_other_sets(site: PlacementSite, found: SiteObjects, job: Job) -> PlacementSite:
@@ -464,11 +464,11 @@ def _without_other_sets(site: PlacementSite, found: SiteObjects, job: Job) -> Pl
 
 
 def _exclusive_refusal(job: Job, gang: Gang, site: PlacementSite) -> JobAnswer | None:
-    """The refusal of a job for which some cliques are free, but too few; else None."""
+    """The refusal of a job for which some cliques are free, but too few. Otherwise None."""
     blocks, cliques = len(colocation_groups(gang)), exclusive_cliques(site, gang, SearchBudget())
     if not cliques or len(cliques) == blocks:
         return None
-    # Each fix is planned before it is named, but for fewer replicas: these are the cliques that were found.
+    # Each fix is planned before it is named, except fewer replicas: the cliques for them were found above.
     fixes = []
     together = try_gang(site, gang, SearchBudget())
     if together is not None and len(together.cliques) == 1:
@@ -496,7 +496,7 @@ def _check_segment(gang: Gang, site: PlacementSite) -> None:
     sequences = rank_sequences(gang)
     if gang.segment is None or not sequences:
         return
-    # A segment is filled from groups whose ranks follow each other, so their members count together.
+    # A segment is filled from groups with consecutive ranks, so their members count together.
     longest = max(sequences, key=lambda groups: sum(group.members for group in groups))
     members, largest = sum(group.members for group in longest), max(longest, key=lambda group: group.members)
     if gang.segment > members:

@@ -1,19 +1,19 @@
 """Slurm's `topology/block` from a site, and the steps by which a topology follows the site.
 
-A block is a clique. `topology_of` is the only rule: `rackloom place --render slurm` prints what it returns
+A block is a clique. `topology_of` is the only rule: `rackloom place --render slurm` prints its result
 once, and `rackloom topology slurm` keeps it up to date. Blocks and nodes are in natural order, so that the
 same site always gives the same text.
 
-`SLURM_TAINT` says which nodes of a cluster are Slurm's. The same taint keeps kube-scheduler, gangs and
+`SLURM_TAINT` marks the nodes of a cluster that are Slurm's. The same taint keeps kube-scheduler, gangs and
 `rackloom place` off them, so a tray is in the topology of Slurm or open to Kubernetes, never both.
 
-What slurmctld does (tried on 26.05.5, and read in its source):
+The behaviour of slurmctld (tried on 26.05.5, and read in its source):
 
-- It ends with `fatal` where a topology has no block, or two of one name. `scontrol reconfigure` reports
-  success all the same. So no empty topology is ever returned.
-- It does not forbid that a node changes its block while a job runs there: the job keeps its nodes, and is
-  then spread over two blocks. So a node enters a block only when no job runs on it (`next_topology`). Until
-  then it is in none, and gets no new job. That needs no memory: a node that waits is a node that enters.
+- It ends with `fatal` if a topology has no block, or two blocks with one name. `scontrol reconfigure`
+  reports success all the same. So no empty topology is ever returned.
+- It lets a node change its block while a job runs there: the job keeps its nodes, and is then spread over
+  two blocks. So a node enters a block only when no job runs on it (`next_topology`). Until then it is in no
+  block, and gets no new job. That needs no memory: a node that waits is a node that enters.
 - A node that the file does not have is a warning. A block may be without nodes.
 """
 
@@ -34,7 +34,7 @@ from rackloom.runtime.foreign_text import decode_yaml_document
 SLURM_TAINT = "slinky.slurm.net/slurm"
 """Key of the taint that Slinky's documentation puts on the nodes of Slurm."""
 TOPOLOGY_NAME = "nvlink"
-"""What partitions of Slurm name as their `Topology`."""
+"""The name that partitions of Slurm give as their `Topology`."""
 
 
 class SlurmTopology(msgspec.Struct, frozen=True):
@@ -54,9 +54,9 @@ class SlurmTopology(msgspec.Struct, frozen=True):
 
 
 def topology_of(site: PlacementSite, block_size: int | None = None) -> SlurmTopology:
-    """A block for each clique; trays without a clique are in none.
+    """A block for each clique. Trays without a clique are in no block.
 
-    `block_size`: None for the size of the largest block. Raises Refused where two cliques would be blocks of
+    `block_size`: None for the size of the largest block. Raises Refused if two cliques would be blocks with
     one name, which slurmctld does not survive.
     """
     cliques: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ def topology_of_nodes(
     taint: str | None = None,
     block_size: int | None = None,
 ) -> SlurmTopology:
-    """The topology of Kubernetes nodes. `taint`: only of those that have a taint of this key.
+    """The topology of Kubernetes nodes. `taint`: only of nodes that have a taint with this key.
 
     Raises Refused for a node that cannot be read: Slurm would lose the node of running jobs.
     """
@@ -138,7 +138,7 @@ class _TopologyDocument(msgspec.Struct):
 
 
 def read_topology(text: str) -> SlurmTopology | None:
-    """What `topology_text` wrote; None for anything else, such as a file of a person with ranges of nodes."""
+    """The topology in a text from `topology_text`. None for other text, such as a file with node ranges."""
     try:
         (found,) = msgspec.convert(decode_yaml_document(text, "topology.yaml"), list[_TopologyDocument])
     except ValueError:
@@ -162,10 +162,10 @@ class NodeMove(msgspec.Struct, frozen=True):
 
 
 class TopologyStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm gets next."""
+    """The next topology for Slurm."""
 
     topology: SlurmTopology | None
-    """None: keep what Slurm has, because the site shows no block, or every node has to wait."""
+    """None to keep Slurm's topology, because the site shows no block, or every node has to wait."""
     moved: tuple[NodeMove, ...] = ()
     """Nodes that change their block with this step."""
     waiting: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ class TopologyStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entering_nodes(last: SlurmTopology | None, found: SlurmTopology) -> tuple[str, ...]:
-    """Nodes that are not yet in the block that the site shows; empty if Slurm has no topology of ours."""
+    """Nodes that are not yet in the block that the site shows. Empty if Slurm has no topology from us."""
     if last is None:
         return ()
     before = last.block_of
@@ -183,9 +183,9 @@ def entering_nodes(last: SlurmTopology | None, found: SlurmTopology) -> tuple[st
 def next_topology(
     last: SlurmTopology | None, found: SlurmTopology, busy: Collection[str] | None
 ) -> TopologyStep:
-    """The step from what Slurm has (`last`, None for nothing of ours) to what the site shows.
+    """The step from Slurm's topology (`last`, None if it has none from us) to that of the site.
 
-    `busy`: nodes on which jobs run; None where that is not known, and any node may be.
+    `busy`: nodes on which jobs run, or None if they are unknown, so that any node may be busy.
     """
     entering = entering_nodes(last, found)
     waiting = tuple(node for node in entering if busy is None or node in busy)

@@ -25,21 +25,21 @@ more of the waiting groups of the same shape, close fewest free regions, and fit
 before tightness: two trays taken from 18 leave room for a gang of 16, two taken from 17 do not, although that
 fit is tighter. The watched sizes are 16, 8, 4, 2 and 1 trays. The recommended segment is 16 of an NVL72's 18
 trays. `fragmentation_price` reports the regions that a plan closes. Fits are first computed by counting.
-Where counting is not exact, the joint assignment of a clique is solved only when that clique would come next
+If counting is not exact, the joint assignment of a clique is solved only when that clique would come next
 (lazy evaluation on a heap).
 
 `WeightBound` prunes: a group weighs as much as its members, a clique carries at most its strength, and no
-choice works where the cliques in use and the strongest others together are too weak for all waiting groups.
+choice works if the cliques in use and the strongest others together are too weak for all waiting groups.
 There is one bound per need and one for all needs together. The bounds apply from the first dead end on.
 
-`NogoodTable` records choices that led nowhere. Whether the remaining groups fit depends only on who is in
-which clique, and neither equal groups nor equal cliques are told apart, so one record covers all
-symmetric choices. A choice is encoded as one integer with a digit per possible clique content, which is
-updated incrementally.
+`NogoodTable` records choices that led nowhere. Whether the remaining groups fit depends only on the groups
+in each clique, and equal groups and equal cliques are interchangeable, so one record covers all symmetric
+choices. A choice is encoded as one integer with a digit per possible clique content, which is updated
+incrementally.
 
-When groups in one clique compete for trays, all of them are assigned anew and jointly; where that search
-gives up, they are assigned in turn. Each search may run into 400 dead ends; further ones are charged to the
-budget of the gang. A search that exhausts both ends without a solution, although there may be one.
+When groups in one clique compete for trays, all of them are assigned again, jointly. If that search gives
+up, they are assigned in turn. Each search may run into 400 dead ends. Further ones are charged to the budget
+of the gang. A search that exhausts both ends without a solution, although there may be one.
 """
 
 from collections import Counter
@@ -96,7 +96,7 @@ class WeightBound:
         weights: Mapping[MemberNeed, int],
         subgroups: Sequence[ColocationGroup],
     ) -> None:
-        """`strengths` by key of a shape, `weights` of one member; other needs weigh nothing."""
+        """`strengths` by key of a shape, `weights` of one member. Other needs weigh nothing."""
         self._capacity = capacity
         self._weights = weights
         self._strengths = strengths
@@ -105,7 +105,7 @@ class WeightBound:
             key=lambda entry: -entry[0],
         )
         """Strength, cliques and key of each shape."""
-        # A search takes the subgroups in order, so what waits is always a tail of them.
+        # A search takes the subgroups in order, so those that wait are always a tail of them.
         last_first = [self._weight(members_by_need([subgroup])) for subgroup in reversed(subgroups)]
         self._waiting = list(accumulate(last_first))[::-1]
         """By number: the weight of the subgroup and of all after it."""
@@ -113,7 +113,7 @@ class WeightBound:
         """By number: the lightest of these."""
 
     def min_cliques(self) -> int:
-        """A lower bound for the cliques that all subgroups take; more than exist where all are too weak."""
+        """A lower bound for the cliques that all subgroups take: more than exist if all are too weak."""
         cliques, left = 1, self._waiting[0]
         for strength, count, _ in self._strongest:
             if left <= 0:
@@ -126,7 +126,7 @@ class WeightBound:
         return cliques
 
     def allows(self, inside: MembersByClique, first: int, may_open: int) -> bool:
-        """Whether the waiting subgroups may fit beside those `inside` when so many cliques are opened."""
+        """Whether the waiting subgroups may fit beside those `inside` when `may_open` cliques are opened."""
         return self._missing(inside, first, may_open) <= 0
 
     def able(
@@ -144,7 +144,7 @@ class WeightBound:
         used = {clique: self._capacity.shape(clique).key for clique in inside}
         left = [self._strengths[used[clique]] - self._weight(members) for clique, members in inside.items()]
         missing = self._waiting[first] - sum([room for room in left if room >= self._lightest[first]])
-        # The strongest cliques that are still unused bound what any choice of so many others can carry.
+        # The strongest unused cliques bound the weight that any choice of `others` cliques can carry.
         taken = Counter[Hashable](used.values())
         for strength, count, key in self._strongest:
             if others <= 0:
@@ -160,10 +160,10 @@ class WeightBound:
 def weight_bounds(
     capacity: SiteCapacity, subgroups: Sequence[ColocationGroup], spares: int
 ) -> list[WeightBound]:
-    """One for each need alone, and one for all together; `spares` trays of each clique carry nothing."""
+    """One for each need alone, and one for all together. `spares` trays of each clique carry nothing."""
     wanted, shapes = members_by_need(subgroups), capacity.states.shapes
     bounds = []
-    # One need alone can fail where the mix of all looks light enough. With a single need both are the same.
+    # One need alone can fail although the mix of all looks light enough. A single need has one bound.
     for need in wanted if len(wanted) > 1 else ():
         counted = {key: alike.shape.bounds(need).capacity for key, alike in shapes.items()}
         bounds.append(WeightBound(capacity, counted, {need: 1}, subgroups))
@@ -198,7 +198,7 @@ class CliqueChoice(NamedTuple):
 
 
 class CliqueRequest(NamedTuple):
-    """What one search chooses cliques for."""
+    """The subgroups for which one search chooses cliques, and the rules of the choice."""
 
     subgroups: Sequence[ColocationGroup]
     spares: int = 0
@@ -206,7 +206,7 @@ class CliqueRequest(NamedTuple):
     apart: bool = False
     """No two subgroups are in one clique."""
     fewest: bool = True
-    """Else the first solution is taken: to know that there is one, or because near cliques come first."""
+    """If false, the first solution is taken: to know if there is one, or because near cliques come first."""
 
 
 def choose_cliques(
@@ -236,7 +236,7 @@ def fitting_cliques(capacity: SiteCapacity, subgroup: ColocationGroup) -> Iterat
 
 
 class _CliqueContent(NamedTuple):
-    """What a search has put into one clique."""
+    """The subgroups that a search has put into one clique."""
 
     subgroups: tuple[ColocationGroup, ...] = ()
     assignments: tuple[TrayAssignments, ...] = ()
@@ -244,7 +244,7 @@ class _CliqueContent(NamedTuple):
 
 
 class CliqueSearch:
-    """A depth-first search with a bounded number of dead ends; its solution stays in the trial."""
+    """A depth-first search with a bounded number of dead ends. Its solution stays in the trial."""
 
     def __init__(self, trial: TrialPlacement, request: CliqueRequest, budget: SearchBudget) -> None:
         """No member of the gang is assigned yet."""
@@ -255,7 +255,7 @@ class CliqueSearch:
         self._nogoods = NogoodTable(trial.capacity, members_by_need(request.subgroups))
         self._inside: dict[str, _CliqueContent] = {}
         self._steps: list[tuple[str, _CliqueContent]] = []
-        """The clique of each subgroup so far, and what was in it before."""
+        """The clique of each subgroup so far, and its content before."""
 
     def needs(self, cliques: int) -> bool:
         """Whether it is known, without a search, that no fewer cliques take the subgroups."""
@@ -265,10 +265,10 @@ class CliqueSearch:
         return max([bound.min_cliques() for bound in self._bounds]) >= cliques
 
     def run(self, most: int | None = None) -> list[CliqueChoice] | None:
-        """A clique for each subgroup, in their order; None where none was found.
+        """A clique for each subgroup, in their order, or None if the search found none.
 
-        `most` cliques may be used, fewer than in a run before, whose solution is undone. The nogoods of that
-        run hold here too: what failed with more cliques fails with fewer.
+        `most` cliques may be used, fewer than in a run before. The solution of that run is undone, but its
+        nogoods hold here too: a choice that failed with more cliques fails with fewer.
         """
         self._undo_all()
         # Invariant: the trial, the ranking and the nogood table all have the choices of `_steps`, and
@@ -320,10 +320,10 @@ class CliqueSearch:
     def _add_to_clique(
         self, clique: str, before: _CliqueContent, subgroup: ColocationGroup
     ) -> tuple[TrayAssignments, ...] | None:
-        """Assign one more subgroup in a clique; None, and nothing changes, where it does not fit."""
+        """Assign one more subgroup in a clique. If it does not fit, return None and change nothing."""
         subgroups = (*before.subgroups, subgroup)
         wanted = members_by_need(subgroups)
-        # Where counting is exact, best fit beside the others loses nothing, and costs no joint search.
+        # If counting is exact, best fit beside the others loses nothing, and costs no joint search.
         if self._ranking.is_counting_exact(clique, wanted):
             beside = assign_best_fit(self._trial, clique, subgroup)
             if beside is not None:
@@ -351,7 +351,7 @@ class CliqueSearch:
             self._undo()
 
     def _undo(self) -> None:
-        """Take back the newest choice, and what a joint assignment moved of earlier members."""
+        """Take back the newest choice, and put earlier members back that a joint assignment moved."""
         clique, before = self._steps.pop()
         for assignments in self._inside[clique].assignments:
             unassign(self._trial, assignments)
@@ -373,13 +373,13 @@ class NogoodTable:
     """Choices for the first subgroups after which the others could not be placed.
 
     A choice is a number with one digit for each pair of a kind of clique and a content: how many cliques of
-    that kind have that content. Cliques whose trays have equal vacancies are of one kind. So choices that
+    that kind have that content. Cliques are of one kind if their trays have equal vacancies. So choices that
     differ only in which of equal cliques has which of equal subgroups have the same number, and a step
     changes the digits of one clique only.
     """
 
     def __init__(self, capacity: SiteCapacity, wanted: MembersByNeed) -> None:
-        """No nogood yet, and no member in a clique; the gang has the members `wanted`."""
+        """No nogood yet, and no member in a clique. The gang has the members `wanted`."""
         self._capacity = capacity
         self._needs = ordered_needs(wanted)
         self._bits = len(capacity.cliques).bit_length()
@@ -387,9 +387,9 @@ class NogoodTable:
         self._ones: dict[Hashable, int] = {}
         """A one in each digit."""
         self._counted: dict[str, int] = {}
-        """What each clique adds to the choice."""
+        """The number that each clique adds to the choice."""
         self._changed: dict[str, MembersByNeed] = {}
-        """What is not counted yet: most searches come to no dead end."""
+        """Contents that are not counted yet: most searches come to no dead end."""
         self._choice = 0
         self._nogoods: set[int] = set()
         self._kinds: dict[Hashable, int] = {}
@@ -418,7 +418,7 @@ class NogoodTable:
 
     def _count(self) -> None:
         for clique, inside in self._changed.items():
-            # A clique that a search has left again adds nothing, as one that it never touched.
+            # A clique that a search has left again adds nothing, like one that it never used.
             added = 0
             if inside:
                 added = self._ones.setdefault(self._digit(clique, inside), 1 << self._bits * len(self._ones))
@@ -441,7 +441,7 @@ class NogoodTable:
 
 
 class _CliqueFit(NamedTuple):
-    """How well a clique takes one more subgroup; less is better."""
+    """How well a clique takes one more subgroup. Less is better."""
 
     closes: tuple[int, ...]
     """Free regions of each size."""
@@ -450,7 +450,7 @@ class _CliqueFit(NamedTuple):
     fits: int
     """Equal subgroups that it can take at most."""
     is_exact: bool
-    """Else `closes` is a lower bound, and the subgroup may not fit."""
+    """If false, `closes` is a lower bound, and the subgroup may not fit."""
 
 
 class _CliqueRank(NamedTuple):
@@ -462,7 +462,7 @@ class _CliqueRank(NamedTuple):
     then: tuple[int, ...]
     fit: _CliqueFit
     order: int
-    """The position of the clique; of several alike cliques, the first that is not tried yet."""
+    """The position of the clique. Of several equal cliques, the first that is not tried yet."""
 
 
 class CliqueRanking:
@@ -505,7 +505,7 @@ class CliqueRanking:
         self._used_fits[clique] = {}
 
     def is_counting_exact(self, clique: str, wanted: MembersByNeed) -> bool:
-        """Whether counting tells if members fit there."""
+        """Whether counting decides if members fit there."""
         return is_counting_exact(self._bounds(self._capacity.shape(clique)), wanted, self._spares)
 
     def min_cliques(self) -> int:
@@ -533,7 +533,7 @@ class CliqueRanking:
         if not all(bound.allows(self.inside, number, may_open) for bound in self.weight_bounds):
             return
         group, waiting = self._groups[number], self._waiting[number]
-        # Cliques in use come before all others, whatever they close: fewest cliques is the first aim.
+        # Cliques in use come before all others, even if they close more: fewest cliques is the first aim.
         used: list[_RankedCliques] = []
         for clique in () if self._apart else self.inside:
             # A fit of a clique in use holds until its members change (`changed`).
@@ -564,7 +564,7 @@ class CliqueRanking:
 
         They go back onto the heap with their exact fit, which is never better: the order stays right.
         """
-        # The second entry of a tuple tells equal ranks apart; no two have one order.
+        # The second entry of a tuple distinguishes equal ranks. No two have one order.
         heap = [(rank, 0, cliques) for rank, cliques in ranks]
         heapify(heap)
         while heap:
@@ -582,7 +582,7 @@ class CliqueRanking:
     def _unused_ranks(
         self, unused: Iterable[ShapeMembers], group: GroupShape, waiting: int
     ) -> "list[_RankedCliques]":
-        # The index of shapes is the site's, where the cliques that this search uses still count as unused.
+        # The index of shapes is the site's, so the cliques that this search uses still count as unused.
         in_use: dict[Hashable, set[int]] = {}
         for clique in self.inside:
             order = self._capacity.view.order(clique)
@@ -591,7 +591,7 @@ class CliqueRanking:
         for shape, orders in unused:
             if (fit := self._unused_fit(shape, group)) is None:
                 continue
-            # Copy the positions only where some are in use: a shape may have thousands of cliques.
+            # Copy the positions only if some are in use: a shape may have thousands of cliques.
             if taken := in_use.get(shape.key):
                 orders = [order for order in orders if order not in taken]
             if orders:
@@ -611,7 +611,7 @@ class CliqueRanking:
         return fit
 
     def _counted_fit(self, shape: CliqueShape, group: GroupShape, clique: str | None) -> _CliqueFit | None:
-        """The fit in a clique of a shape; None: in one that has no members yet."""
+        """The fit in a clique of a shape. `clique` is None for one that has no members yet."""
         inside: MembersByNeed = {} if clique is None else self.inside[clique]
         bounds = self._bounds(shape)
         fits = max_groups_that_fit(bounds, inside, dict(group))
@@ -634,7 +634,7 @@ class CliqueRanking:
         answer = solve_jointly(self._trial, clique, wanted, self._spares, self._budget)
         fit = None
         if answer is not None:
-            # An answer without loads means that the search gave up: what was counted has to do, and is final.
+            # An answer without loads means that the search gave up. The counted fit is then final.
             closes = counted.closes
             if answer.loads is not None:
                 closes = _regions_closed_by(shape, self._trial.empty(clique), answer.opened)

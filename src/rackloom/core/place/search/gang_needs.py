@@ -1,17 +1,17 @@
-"""What one gang asks for, what a tray carries of it, and bounds by counting.
+"""The needs of one gang, the members that a tray can carry, and bounds by counting.
 
 `colocation_groups` cuts a gang into subgroups that must share a clique: one per segment of `rank_sequences`,
-or one per share, largest first. It raises Refused for a gang that asks for nothing or contradicts itself. A
-`MemberNeed` is what one member takes: GPUs, a kind of claims, terms. Three levels of answers, each cheaper
+or one per share, largest first. It raises Refused for a gang that requests nothing or contradicts itself. A
+`MemberNeed` is the demand of one member: GPUs, a kind of claims, terms. Three levels of answers, each cheaper
 than a search:
 
-1. `MemberNeed.slots`: members of one need that a tray serves, given what it has left (`TrayState`).
+1. `MemberNeed.slots`: members of one need that a tray serves, given its state (`TrayState`).
 2. `CliqueBounds`: capacity of a clique for one need, and how much of it lies on partly used trays.
-   `min_opened_trays` gives the fewest empty trays that members open. It is exact where every size divides
-   the next larger one and all empty trays serve as many as the best tray, and no spares are kept
-   (`is_counting_exact`); elsewhere it is a lower bound.
+   `min_opened_trays` gives the fewest empty trays that members open. It is exact if every size divides the
+   next larger one, all empty trays serve as many as the best tray, and no spares are kept
+   (`is_counting_exact`). Otherwise it is a lower bound.
 3. `tray_loads`: every mix of unlike members that one tray can carry (`TrayVacancy`), for at most 8 needs.
-   Claims of two kinds are not mixed on a tray, because the allocator was not asked about both.
+   Claims of two kinds are not mixed on a tray, because the allocator counts each kind alone.
 
 A tray with claimed devices uses the capacity computed for the empty tray only if nothing on it is in use.
 The loads of a tray are cached per process: the trays of a site are mostly equal.
@@ -27,14 +27,14 @@ from msgspec.structs import replace
 from rackloom.core.cluster.trays import ClaimCapacity, Gang, GangGroup, PlacementTerms
 from rackloom.errors import Refused
 
-# What of a gang must share a clique.
+# The parts of a gang that must share a clique.
 
 
 class TrayState(NamedTuple):
-    """What of a tray decides which members fit there; equal trays are interchangeable."""
+    """The facts that decide which members fit on a tray. Equal trays are interchangeable."""
 
     free: int
-    """GPUs; less than 0 where nothing may go, not even a member without GPUs."""
+    """GPUs. Negative if nothing may go there, not even a member without GPUs."""
     is_empty: bool
     """It is open, and nothing on it is in use."""
     is_untouched: bool
@@ -56,7 +56,7 @@ _MORE_THAN_ANY = 1 << 20
 
 
 class MemberNeed(NamedTuple):
-    """What one member takes of its tray."""
+    """The demand of one member on its tray."""
 
     gpus: int
     devices: str | None
@@ -72,7 +72,7 @@ class MemberNeed(NamedTuple):
         return self.terms is not None and other.terms is not None and self.terms.bar(other.terms)
 
     def device_slots(self, tray: TrayState) -> int:
-        """Members that the devices of a tray can serve, whatever their GPUs; 0 where none may go."""
+        """Members that the devices of a tray can serve, regardless of their GPUs. 0 if none may go there."""
         if tray.free < 0 or (self.terms is not None and tray.bars(self.terms)):
             return 0
         if self.devices is not None:
@@ -153,14 +153,14 @@ def groups_apart(groups: Iterable[GangGroup]) -> tuple[GangGroup, ...]:
     """The groups with a clique for each, which those that follow it share."""
     found, first = list[GangGroup](), ""
     for group in groups:
-        # A group that continues another's ranks stays with it, whatever share it had.
+        # A group that continues another's ranks stays with it, even if it had another share.
         first = first if group.follows and first else group.name
         found.append(replace(group, share=first))
     return tuple(found)
 
 
 def _segments(groups: Iterable[GangGroup], size: int) -> Iterator[ColocationGroup]:
-    """The members of groups that follow each other, `size` at a time; the last segment may have fewer."""
+    """The members of groups that follow each other, `size` at a time. The last segment may have fewer."""
     segment, room = list[MemberRange](), size
     for group in groups:
         first = 0
@@ -189,7 +189,7 @@ def tray_group(trays: int, kept: int = 0) -> ColocationGroup:
 
 
 def check_gang(gang: Gang) -> None:
-    """Refuse a gang that contradicts itself or asks for nothing."""
+    """Refuse a gang that contradicts itself or requests nothing."""
     faults = [
         (bool(gang.name), "a gang needs a name", "name it"),
         (len({g.name for g in gang.groups}) == len(gang.groups), "two groups have one name", "rename one"),
@@ -222,16 +222,16 @@ def add_members(wanted: MembersByNeed, more: Iterable[tuple[MemberNeed, int]]) -
 
 
 def group_shape(subgroup: ColocationGroup) -> GroupShape:
-    """What the subgroup asks for, whoever its members are."""
+    """The needs of the subgroup, without the identity of its members."""
     members = members_by_need([subgroup])
     return tuple(members.items() if len(members) == 1 else sorted(members.items(), key=str))
 
 
-# What one tray can carry of members that are unlike.
+# Mixes of unlike members that one tray can carry.
 
 
 CACHED_TRAYS = 4096
-"""Trays whose loads are remembered: those of a site are mostly alike."""
+"""Trays for which the loads are cached: those of a site are mostly alike."""
 
 
 MAX_NEEDS = 8
@@ -242,14 +242,14 @@ TrayLoad = tuple[int, ...]
 
 
 class TrayVacancy(NamedTuple):
-    """What is left of a tray. Trays with equal vacancies are interchangeable."""
+    """The remaining room of a tray. Trays with equal vacancies are interchangeable."""
 
     is_empty: bool
     """Nothing is in use."""
     free: int
-    """GPUs; 0 where nothing may go."""
+    """GPUs. 0 if nothing may go there."""
     slots: tuple[int, ...]
-    """By need: members that its devices can serve, whatever their GPUs; 0 where none may go."""
+    """By need: members that its devices can serve, regardless of their GPUs. 0 if none may go there."""
 
     @classmethod
     def of(cls, tray: TrayState, needs: tuple[MemberNeed, ...]) -> "TrayVacancy":
@@ -266,13 +266,13 @@ def ordered_needs(wanted: Mapping[MemberNeed, int]) -> tuple[MemberNeed, ...]:
 
 @lru_cache(CACHED_TRAYS)
 def tray_loads(vacancy: TrayVacancy, needs: tuple[MemberNeed, ...], most: TrayLoad) -> frozenset[TrayLoad]:
-    """Every load that the tray can carry, with at most so many members of each need."""
+    """Every load that the tray can carry, with at most the members in `most` of each need."""
     found: set[TrayLoad] = set()
-    # The allocator was not asked whether claims of two kinds fit together, so each load has one kind only.
+    # The allocator counts each kind of claims alone, so each load has one kind only.
     # None: the members claim nothing, and are counted by GPUs alone.
     for kind in {need.devices for need in needs}:
         slots = [here if need.devices == kind else 0 for need, here in zip(needs, vacancy.slots, strict=True)]
-        # Members with claims share the slots that the allocator counted; others share only the GPUs.
+        # Members with claims share the slots that the allocator counted. Others share only the GPUs.
         shared = max(slots) if kind is not None else sum(most)
         # Prefixes of loads, each with the GPUs and the slots that it leaves.
         loads: list[tuple[TrayLoad, int, int]] = [((), vacancy.free, shared)]
@@ -307,7 +307,7 @@ def maximal_loads(loads: frozenset[TrayLoad]) -> tuple[TrayLoad, ...]:
 
 
 class CliqueBounds(NamedTuple):
-    """What a clique has for members of one need while it holds none of the gang."""
+    """The room of a clique for members of one need while it holds none of the gang."""
 
     capacity: int
     """Members on all trays."""
@@ -329,7 +329,7 @@ def clique_bounds(trays: Iterable[tuple[int, bool, int]]) -> CliqueBounds:
     for slots, is_empty, count in trays:
         capacity += slots * count
         most = max(most, slots)
-        # Only empty trays can differ in what opening one of them gains.
+        # Only empty trays can be opened, so only their slots are compared.
         if is_empty:
             on_empty, least = max(on_empty, slots), slots if least is None else min(least, slots)
         else:
@@ -338,7 +338,7 @@ def clique_bounds(trays: Iterable[tuple[int, bool, int]]) -> CliqueBounds:
 
 
 def min_opened_trays(bounds: BoundsByNeed, wanted: Mapping[MemberNeed, int]) -> int | None:
-    """Empty trays that the members use at least; None where they cannot fit.
+    """The fewest empty trays that the members use, or None if they cannot fit.
 
     Each need gives a lower bound: what the partly used trays cannot serve, divided by the best empty tray
     and rounded up. The largest of these bounds holds for all needs together.
@@ -366,10 +366,10 @@ def max_groups_that_fit(
 
 
 def is_counting_exact(bounds: BoundsByNeed, wanted: Iterable[MemberNeed], spares: int) -> bool:
-    """Whether counting tells if members fit, and how many empty trays they open.
+    """Whether counting decides if members fit, and how many empty trays they open.
 
     It does for best fit decreasing: larger members are assigned first, each to the tray with least room.
-    Where each size divides the next larger one, what a larger member leaves on a tray is a whole number of
+    If each size divides the next larger one, the rest of a tray beside a larger member is a whole number of
     slots for the smaller ones, so no GPU is lost. Claims and terms break this, and so do spare trays.
     """
     needs = list(wanted)

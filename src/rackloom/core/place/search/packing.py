@@ -1,16 +1,16 @@
-"""Choose cliques for several gangs of whole trays that compete for room: which of them run, and where.
+"""Choose which of several gangs of whole trays run, and in which cliques, when they compete for room.
 
-`choose_cliques` places one gang, and cannot weigh gangs against each other. So a batch of which one is left
-over has this strategy. The problem is multiple knapsack with item groups. An item is the tray counts of a
-gang's colocation groups, which are placed all or not at all. A bin is the number of empty trays of a clique.
+`choose_cliques` places one gang, and cannot weigh gangs against each other. So if a gang of a batch is left
+over, this strategy is used. The problem is multiple knapsack with item groups. An item is the tray counts of
+a gang's colocation groups, which are placed all or not at all. A bin is the empty trays of a clique.
 The score is the worth of the placed items (trays, weighted by priority), less one for each clique that is
 newly opened.
 
 One dynamic programme (`best_fill`) packs some items into some cliques. It walks through the items. A state
 is the free trays of the cliques, sorted, so that equal cliques count once. `pack` takes all cliques and all
 items if the states are few, which is exact. Otherwise it starts with best fit decreasing, packs one clique,
-then two cliques together with the waiting items, and keeps what raises the score. Only gangs with one
-colocation group are packed again. Gains that need three cliques at once are not found.
+then two cliques together with the waiting items, and keeps each change that raises the score. Only gangs
+with one colocation group are packed again. Gains that need three cliques at once are not found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class PackingItem(msgspec.Struct, frozen=True):
 
     @property
     def worth(self) -> int:
-        """What placing it is worth."""
+        """The worth of placing it."""
         return TRAY_WORTH * self.weight * sum(self.sizes)
 
 
@@ -57,11 +57,11 @@ class PackingClique(msgspec.Struct, frozen=True):
 
 
 PackingAssignment = tuple[ItemCliques | None, ...]
-"""By item; None: not placed."""
+"""By item. None if it is not placed."""
 
 
 def pack(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> PackingAssignment:
-    """The optimum where the case is small, else a good packing."""
+    """The optimum if the case is small, else a good packing."""
     # Small sites are solved exactly, unless many unlike gangs make too many states.
     if len(cliques) <= MAX_EXACT_CLIQUES:
         exact = best_fill(_rooms(cliques, items, ()), dict(enumerate(items)), MAX_EXACT_STATES)
@@ -80,7 +80,7 @@ Rooms = tuple[int, ...]
 def _rooms(
     cliques: Sequence[PackingClique], items: Sequence[PackingItem], where: Sequence[ItemCliques | None]
 ) -> Rooms:
-    """The cliques with what is placed so far."""
+    """The cliques with the items that are placed so far."""
     rooms = [2 * clique.empty + clique.in_use for clique in cliques]
     for item, at in zip(items, where, strict=False):
         for size, clique in zip(item.sizes, at or (), strict=False):
@@ -91,10 +91,10 @@ def _rooms(
 def best_fill(
     rooms: Rooms, items: Mapping[int, PackingItem], most_states: float = inf
 ) -> tuple[int, dict[int, ItemCliques]] | None:
-    """The items to place and their cliques, after what that is worth. None if there are too many states."""
+    """The worth, then the items to place and their cliques. None if there are too many states."""
     start: Rooms = tuple(sorted(rooms))
-    # By state: what is placed is worth, and the steps to it, the newest first. A state with less worth can
-    # never lead to more.
+    # By state: the worth of the placed items, and the steps to it, the newest first. Of two ways to a state,
+    # the one with less worth can never lead to more.
     states: dict[Rooms, tuple[int, Any]] = {start: (0, ())}
     met = 0
     for number, item in items.items():
@@ -112,7 +112,7 @@ def best_fill(
     while steps:
         number, after, steps = steps
         path.append((number, after))
-    # A state does not say which of the sorted cliques is which. So each step is taken again from the start.
+    # A state loses the identity of the sorted cliques, so each step is taken again from the start.
     where: dict[int, ItemCliques] = {}
     for number, after in reversed(path):
         rooms, where[number] = next(
@@ -155,10 +155,10 @@ def best_fit_decreasing(cliques: Sequence[PackingClique], items: Sequence[Packin
 
 
 def _put_tightest(rooms: list[int], sizes: tuple[int, ...]) -> ItemCliques | None:
-    """Use the tightest clique for each size, one in use first. None if one lacks: then nothing is used."""
+    """Use the tightest clique for each size, one in use first. If one lacks, return None and use nothing."""
     left, found = list(rooms), list[int]()
     for size in sizes:
-        # Opening a clique costs one, so those in use come first; among equals the least room is left over.
+        # Opening a clique costs one, so those in use come first. Among equals, the least room is left over.
         fitting = [(1 - (room & 1), room, clique) for clique, room in enumerate(left) if room >> 1 >= size]
         if not fitting:
             return None
@@ -192,7 +192,7 @@ def improved(
         pairs = (pair for pair in combinations(order, 2) if free[pair[0]] >> 1)
         for chosen in chain(((clique,) for clique in order), islice(pairs, pairs_left)):
             pairs_left -= len(chosen) - 1
-            # What these cliques are worth now: their gangs, less the cliques that only these gangs keep open.
+            # The present worth: the gangs in these cliques, less the cliques that only these gangs keep open.
             before = [number for clique in chosen for number in inside.get(clique, ())]
             present = sum([items[number].worth for number in before])
             present -= sum([clique in inside and not bare[clique] & 1 for clique in chosen])

@@ -1,8 +1,8 @@
-"""A site as the planner keeps it between plans: cliques whose answers are computed once.
+"""A site that the planner keeps between plans: the answers for each clique are computed once.
 
 A `SiteView` is an immutable value, made from a `PlacementSite` once. `changed` gives the view after some
-trays were replaced, and some holds ended or began. It costs what changed: everything of the other cliques is
-shared with the view before it. A view that was changed equals a new one: equal content gives equal plans.
+trays were replaced, and some holds ended or began. Its cost depends on the changes alone: all other cliques
+are shared with the view before it. A view that was changed equals a new one: equal content gives equal plans.
 Choosers that only count trays make a view of cliques without names (`counted`).
 
 Three levels of sharing make a plan on a kept view cost little more than the cliques that it uses:
@@ -16,8 +16,8 @@ Three levels of sharing make a plan on a kept view cost little more than the cli
 slots, and an exclusive gang sees only empty trays. All searches for a gang share it.
 
 `CliqueStates` indexes the cliques of a view by shape, and counts its free regions. A view has two indexes,
-made when they are asked for: for gangs that share trays, and for gangs that take empty trays only. What a
-shape remembers is bounded and changes no answer. A view is for one thread at a time.
+made on first use: for gangs that share trays, and for gangs that take empty trays only. The cache of a shape
+is bounded and changes no answer. A view is for one thread at a time.
 """
 
 from bisect import insort
@@ -49,11 +49,11 @@ T = TypeVar("T")
 _MORE_THAN_ANY = 1 << 20
 """More GPUs than a tray has."""
 _CACHED_STATES = 4096
-"""Trays whose state is remembered: those of a site are mostly alike."""
+"""Trays with a cached state: those of a site are mostly alike."""
 _CLOSED = -1
-"""Free GPUs of a tray where nothing may go, not even a member without GPUs."""
+"""Free GPUs of a tray that takes nothing, not even a member without GPUs."""
 MAX_REMEMBERED = 64
-"""Answers of each sort that a clique or a shape remembers; with more it forgets all of them."""
+"""Answers of each sort that a clique or a shape remembers. With more, it forgets all of them."""
 
 
 def remembered(answers: dict[Hashable, T], key: Hashable, compute: Callable[[], T]) -> T:
@@ -66,7 +66,7 @@ def remembered(answers: dict[Hashable, T], key: Hashable, compute: Callable[[], 
     return answer
 
 
-# One clique, whoever asks.
+# One clique, the same for all gangs.
 
 
 class CliqueTrays:
@@ -90,7 +90,7 @@ class CliqueTrays:
         return open_gpus - sum([hold.gpus for hold in self.holds])
 
     def states(self, owner: str, exclusive: bool) -> tuple[TrayState, ...]:
-        """What each tray has left for a gang called `owner`, whose own holds do not count."""
+        """The state of each tray for a gang called `owner`. Its own holds do not count."""
         left = {tray.name: tray.gpus for tray in self.trays}
         with_channel = set()
         for hold in self.holds:
@@ -128,7 +128,7 @@ def _tray_state(
     closed: frozenset[str],
     rooms: frozenset[tuple[str, ClaimCapacity]],
 ) -> TrayState:
-    """`left`: GPUs that no hold has; `channel`: whether the IMEX channel is free, None where none is."""
+    """`left`: GPUs without a hold. `channel`: whether the IMEX channel is free, or None if there is none."""
     untouched = left == gpus and channel is not False
     # An exclusive gang takes trays whole, so one that is in use in part is closed to it.
     free = left if left >= 0 and is_open and (untouched or not exclusive) else _CLOSED
@@ -139,7 +139,7 @@ def _tray_state(
 
 
 class CliquePreference(NamedTuple):
-    """What makes a clique better for one request than others with equal trays. Less is better."""
+    """Preference of one request among cliques with equal trays. Less is better."""
 
     first: tuple[int, ...] = ()
     """It counts before all else."""
@@ -151,7 +151,7 @@ NO_PREFERENCE = CliquePreference()
 
 
 class CliqueShape:
-    """What cliques with equal trays have in common."""
+    """Common data of all cliques with equal trays."""
 
     def __init__(
         self, trays: frozenset[tuple[TrayState, int]], preference: "CliquePreference | None" = None
@@ -179,7 +179,7 @@ class CliqueShape:
         )
 
     def vacancies(self, needs: tuple[MemberNeed, ...]) -> tuple[tuple[TrayVacancy, int], ...]:
-        """What the trays have left, sorted, each with the number of trays."""
+        """The vacancies of the trays, sorted, each with the number of trays."""
 
         def counted() -> tuple[tuple[TrayVacancy, int], ...]:
             found = Counter[TrayVacancy]()
@@ -209,7 +209,7 @@ class CliqueState:
         return remembered(self._slots, need, lambda: tuple([need.slots(state) for state in self.states]))
 
     def vacancies(self, needs: tuple[MemberNeed, ...]) -> tuple[TrayVacancy, ...]:
-        """What each tray has left."""
+        """The vacancy of each tray."""
         return remembered(
             self._vacancies, needs, lambda: tuple([TrayVacancy.of(state, needs) for state in self.states])
         )
@@ -247,7 +247,7 @@ class ShapeMembers(NamedTuple):
 
     shape: CliqueShape
     orders: Sequence[int]
-    """Their positions among the cliques of the site, ascending; never empty."""
+    """Their positions among the cliques of the site, ascending. Never empty."""
 
 
 class CliqueStates:
@@ -268,13 +268,13 @@ class CliqueStates:
 
     @classmethod
     def of(cls, cliques: Mapping[str, CliqueTrays], exclusive: bool) -> "CliqueStates":
-        """All of them, computed anew, with the holds of all owners."""
+        """All cliques, computed from scratch, with the holds of all owners."""
         found: dict[str, CliqueState] = {}
         shapes: dict[Hashable, CliqueShape] = {}
         for name, inside in cliques.items():
             states = inside.states("", exclusive)
             key = shape_key(states)
-            # One shape object for all equal cliques: what it remembers then serves all of them.
+            # One shape object for all equal cliques, so that its cache serves all of them.
             if (shape := shapes.get(key)) is None:
                 shape = shapes[key] = CliqueShape(key)
             found[name] = CliqueState(inside.trays, states, shape)
@@ -296,7 +296,7 @@ class CliqueStates:
     def changed(
         self, cliques: Mapping[str, CliqueTrays], order: Mapping[str, int], owner: str, exclusive: bool
     ) -> "CliqueStates":
-        """With some cliques as they are now; their positions do not change."""
+        """With some cliques as they are now. Their positions do not change."""
         found, shapes, regions = dict(self.cliques), dict(self.shapes), list(self.regions)
         for name, inside in cliques.items():
             states = inside.states(owner, exclusive)
@@ -326,11 +326,11 @@ class CliqueStates:
 
 
 _MAX_CHANGED = 8
-"""One part in so many of the cliques may have changed before the owners are indexed anew."""
+"""The owners are indexed again when more than one in this number of cliques has changed."""
 
 
 class _Layout:
-    """Which trays and cliques a site has. Views that were changed from one another share it."""
+    """The trays and cliques of a site. Views that were derived from each other share it."""
 
     def __init__(self, site: PlacementSite, cliques: Iterable[str]) -> None:
         self.site = site
@@ -349,7 +349,7 @@ class _Layout:
 
 
 class _OwnerIndex:
-    """Where owners hold something, as of one view."""
+    """The cliques in which each owner holds something, in one view."""
 
     def __init__(self, cliques: Mapping[str, CliqueTrays]) -> None:
         self._cliques = cliques
@@ -384,10 +384,10 @@ class SiteView:
 
     @classmethod
     def of(cls, site: "PlacementSite | SiteView") -> "SiteView":
-        """The view of a site; a view is returned as it is."""
+        """The view of a site. A view is returned as it is."""
         if isinstance(site, SiteView):
             return site
-        # A tray without a clique is a clique by itself. The first tray of each gives the order.
+        # A tray without a clique is its own clique. The first tray of each gives the order.
         trays: dict[str, list[PlacementTray]] = {}
         clique_of = {}
         for tray in site.trays:
@@ -406,7 +406,7 @@ class SiteView:
 
     @classmethod
     def counted(cls, cliques: Mapping[str, CliqueState]) -> "SiteView":
-        """A view of cliques whose trays have no names: it serves searches, and cannot be changed."""
+        """A view of cliques of trays without names. It serves searches, and cannot be changed."""
         view = cls({}, _Layout(PlacementSite(()), cliques), _OwnerIndex({}))
         view._states[False] = CliqueStates.indexed(cliques)
         return view
@@ -429,11 +429,11 @@ class SiteView:
         return self._layout.order[clique]
 
     def clique_of(self, tray: str) -> str | None:
-        """The clique of a tray; None: the site has no such tray."""
+        """The clique of a tray, or None if the site has no such tray."""
         return self._layout.clique_of.get(tray)
 
     def trays_named(self, names: Iterable[str]) -> Iterator[PlacementTray]:
-        """Of these trays, those that the site has."""
+        """The trays with these names that the site has."""
         # Grouped by clique, because a clique has its trays by position, not by name.
         wanted: dict[str, set[str]] = {}
         for name in names:
@@ -444,8 +444,8 @@ class SiteView:
             yield from (tray for tray in self.cliques[clique].trays if tray.name in here)
 
     def cliques_of(self, owner: str) -> list[str]:
-        """Where an owner holds something."""
-        # The index may be older than this view, so what changed since is looked at too, and all is verified.
+        """The cliques in which an owner holds something."""
+        # The index may be older than this view, so add the cliques that changed since, and verify all.
         indexed = self._owners.cliques_of.get(owner, ())
         return [
             name
@@ -498,7 +498,7 @@ class SiteView:
                 holds = tuple([hold for hold in holds if hold not in gone])
             now[name] = CliqueTrays(trays_now, (*holds, *begun.get(name, ())))
         cliques = {**self.cliques, **now}
-        # The owners are indexed again if so many cliques changed that looking at each of them costs more.
+        # The owners are indexed again if looking at each of the changed cliques costs more.
         owners, since = self._owners, self._since_indexed.union(now)
         if len(since) * _MAX_CHANGED > len(cliques):
             owners, since = _OwnerIndex(cliques), frozenset()
@@ -547,7 +547,7 @@ class SiteCapacity:
         """In the order of their first trays."""
 
     def shape(self, clique: str) -> CliqueShape:
-        """What the clique has in common with others."""
+        """The shape of the clique, which equal cliques share."""
         return self.cliques[clique].shape
 
     def tray(self, at: TrayPosition) -> PlacementTray:
@@ -555,15 +555,15 @@ class SiteCapacity:
         return self.cliques[at.clique].trays[at.number]
 
     def state(self, at: TrayPosition) -> TrayState:
-        """What it has left."""
+        """The state of the tray."""
         return self.cliques[at.clique].states[at.number]
 
     def why_barred(self, at: TrayPosition, terms: PlacementTerms) -> str | None:
-        """Why a member with these terms may not go on a tray; None where the terms allow it."""
+        """Why a member with these terms may not go on a tray, or None if the terms allow it."""
         tray, state = self.tray(at), self.state(at)
         if not state.bars(terms):
             return None
-        # A tray that is closed to everybody, or to these members, says so itself. Only the channel is left.
+        # A tray that is closed to all members, or to these, has its own reason. Only the channel is left.
         if state.free < 0 or terms.where in tray.closed:
             return tray.shut or tray.closed.get(terms.where, "in use")
         return "its IMEX channel is in use" if tray.gpus or tray.clique else "it has no IMEX channel"

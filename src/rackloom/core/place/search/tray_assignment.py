@@ -4,28 +4,28 @@
 trays that the gang uses differ from `SiteCapacity`. Claims of two kinds are not mixed on a tray.
 
 `assign_best_fit` assigns a subgroup member by member, those with most GPUs first, each to the tray with the
-least room that fits (best fit decreasing); partly used trays are filled before an empty one is opened. It
+least room that fits (best fit decreasing). Partly used trays are filled before an empty one is opened. It
 assigns all members or none.
 
 Unlike members compete for trays: assigned group after group, the first may take the only tray that the
 second can use. `solve_jointly` therefore searches all ways by dynamic programming over the trays, opening
-as few empty trays as possible; `assign_jointly` assigns by its answer. A state is the number of empty trays
+as few empty trays as possible. `assign_jointly` assigns by its answer. A state is the number of empty trays
 used and of members assigned per need, the last need excepted, of which each state keeps the most. Only
-maximal loads are tried. Before the search, a weight bound (`CarryBound`) rejects what cannot fit: members
-of a need weigh less, the more of them the best tray carries, and no set of trays carries more than the sum
-of its heaviest loads.
+maximal loads are tried. Before the search, a weight bound (`CarryBound`) rejects members that cannot fit:
+members of a need weigh less, the more of them the best tray carries, and no set of trays carries more than
+the sum of its heaviest loads.
 
-Spares: a tray may be a spare if it could take over all members of any used tray (`trays_that_carry`); of
+Spares: a tray may be a spare if it could take over all members of any used tray (`trays_that_carry`). Among
 interchangeable trays `in_spare_order` prefers some. `spare_trays` lists the unused trays that qualify, partly
 used ones first. The joint search keeps trays unused while it searches: every choice of spare trays that
 differs is tried (200 at most, `_spare_choices`), the choice that opens fewest empty trays wins, and
-`carry_bound` keeps only loads that each spare can take over. A stricter rule for what qualifies is a change
-of `trays_that_carry` and `carry_bound` together, or a plan gets fewer spares than the search promised.
+`carry_bound` keeps only loads that each spare can take over. To qualify spares by a stricter rule, change
+`trays_that_carry` and `carry_bound` together, or a plan gets fewer spares than the search promised.
 
-The joint search of one clique gives up after 200,000 steps; the answer then has no loads. All searches for
+The joint search of one clique gives up after 200,000 steps. The answer then has no loads. All searches for
 one gang, those for its fixes included, share a `SearchBudget`, counted in steps and dead ends instead of
-seconds, so that answers do not depend on the machine. Answers are cached per process; a remembered answer
-costs the same budget as a new one.
+seconds, so that answers do not depend on the machine. Answers are cached per process. A cached answer costs
+the same budget as a new one.
 """
 
 from collections import Counter
@@ -62,11 +62,11 @@ MAX_GANG_DEAD_ENDS = 20_000
 """Cliques in use, summed over the dead ends beyond those that each search has for itself. Undoing a choice
 takes time in proportion to the cliques in use, so this takes about as long with few cliques as with many."""
 MIN_CLIQUES_CHARGED = 10
-"""Fewer cliques than these count as so many: the rest of a dead end's cost does not depend on them."""
+"""Fewer cliques are charged as this number: the rest of a dead end's cost does not depend on them."""
 
 
 class SearchBudget:
-    """What all searches for one gang may still cost. The planner of a gang makes one and passes it on."""
+    """The remaining budget of all searches for one gang. The gang's planner makes one and passes it on."""
 
     def __init__(self, steps: int = MAX_GANG_STEPS, dead_ends: int = MAX_GANG_DEAD_ENDS) -> None:
         self._left = steps
@@ -80,14 +80,14 @@ class SearchBudget:
     def pay(self, problem: Hashable, steps: int) -> None:
         """Charge the steps of a solution once, whether it was computed now or taken from the cache.
 
-        The result of a plan must not depend on what this process happens to have cached.
+        The result of a plan must not depend on the contents of this process's cache.
         """
         if problem not in self._paid:
             self._paid.add(problem)
             self._left -= steps
 
     def charge_dead_end(self, cliques: int) -> bool:
-        """Charge a dead end with so many cliques in use. Returns whether the budget covers it."""
+        """Charge a dead end with this number of cliques in use. Returns whether the budget covers it."""
         self._dead_ends -= max(MIN_CLIQUES_CHARGED, cliques)
         return self._dead_ends >= 0
 
@@ -96,7 +96,7 @@ class SearchBudget:
 
 
 class _TrayUse(NamedTuple):
-    """What the gang has on a tray."""
+    """The use of a tray by the gang."""
 
     gpus: int
     devices: str | None
@@ -146,7 +146,7 @@ class TrialPlacement:
         """Of the `most` members that the tray could serve at first, those that it can serve beside a use."""
         if not use.members:
             return most
-        # The allocator was not asked whether claims of two kinds fit on one tray.
+        # The allocator counts each kind of claims alone, so two kinds share no tray.
         if use.devices != need.devices:
             return 0
         # Nor does a member go beside one that it bars. A count of 0 stays behind when a member is put back.
@@ -164,7 +164,7 @@ class TrialPlacement:
         return self._use(at).members
 
     def least_room_first(self, clique: str, need: MemberNeed) -> list[tuple[int, TrayPosition]]:
-        """Trays of the clique that can serve such a member, each after how many: least room first.
+        """Trays of the clique that can serve such a member, each after its number of slots, least room first.
 
         Partly used trays come before empty ones, then those with least free GPUs, then by position.
         """
@@ -183,7 +183,7 @@ class TrialPlacement:
         return [(slots, TrayPosition(clique, number)) for slots, _, _, number in ranked]
 
     def take(self, at: TrayPosition, need: MemberNeed, members: int) -> None:
-        """Put members on a tray, where they are known to fit."""
+        """Put members on a tray on which they are known to fit."""
         use = self._use(at)
         now = _TrayUse(use.gpus + members * need.gpus, need.devices, use.members + members)
         self._uses.setdefault(at.clique, {})[at.number] = now
@@ -221,7 +221,7 @@ TrayAssignments = tuple[TrayAssignment, ...]
 
 
 def assign(trial: TrialPlacement, assignments: Iterable[TrayAssignment]) -> None:
-    """Assign members where they are known to fit."""
+    """Assign members to trays on which they are known to fit."""
     for assignment in assignments:
         trial.take(assignment.at, assignment.part.need, assignment.members)
 
@@ -233,7 +233,7 @@ def unassign(trial: TrialPlacement, assignments: TrayAssignments) -> None:
 
 
 def assign_best_fit(trial: TrialPlacement, clique: str, subgroup: ColocationGroup) -> TrayAssignments | None:
-    """Assign a subgroup by best fit decreasing; None, and nothing is assigned, if it does not fit."""
+    """Assign a subgroup by best fit decreasing. If it does not fit, return None and assign nothing."""
     assignments: TrayAssignments = ()
     # Large members fit on fewer trays, so they choose first.
     for part in sorted(subgroup, key=lambda part: part.group.gpus, reverse=True):
@@ -307,9 +307,9 @@ def in_spare_order(trays: Sequence[T]) -> Iterator[T]:
 def trays_that_carry(
     capacity: SiteCapacity, clique: str, loads: Collection[Mapping[MemberNeed, int]]
 ) -> list[TrayPosition]:
-    """Trays of the clique, in site order, that can carry each of these loads, whatever the gang has on them.
+    """Trays of the clique, in site order, that can carry each of these loads, without the gang's members.
 
-    This is the rule for what may be a spare. The joint search has it in `carry_bound`.
+    This is the rule for spares. The joint search has it in `carry_bound`.
     """
     needs = tuple({need: None for load in loads for need in load})
     if not needs:
@@ -330,11 +330,11 @@ def _positions(capacity: SiteCapacity, clique: str) -> list[TrayPosition]:
 
 
 CACHED_BOUNDS = 1024
-"""Mixtures of trays whose loads are remembered: cliques mostly differ in how many they have of each."""
+"""Mixtures of trays for which the loads are cached: most cliques differ in how many they have of each."""
 
 
 class CarryBound(NamedTuple):
-    """What trays carry while some are kept as spares, by their vacancy."""
+    """Loads that trays carry while some are kept as spares, by their vacancy."""
 
     loads: Mapping[TrayVacancy, tuple[TrayLoad, ...]]
     """Maximal ones."""
@@ -342,10 +342,10 @@ class CarryBound(NamedTuple):
     weights: TrayLoad
     """Of one member of each need."""
     demand: int
-    """What all members weigh."""
+    """The weight of all members."""
 
     def allows(self, trays: Iterable[TrayVacancy]) -> bool:
-        """False where the members are too many for the trays, however they are assigned."""
+        """False if the members are too many for the trays, however they are assigned."""
         return sum([self.heaviest[tray] for tray in trays]) >= self.demand
 
 
@@ -360,9 +360,9 @@ def carry_bound(
 
     A member of a need weighs prod(most) / most[need], where most[need] is the largest number of such members
     in any load. Integers keep the bound exact. Any weights would be valid, because the members fit only if
-    the trays carry their total weight; these make a full load of each need weigh the same.
+    the trays carry their total weight. These make a full load of each need weigh the same.
     """
-    # A tray may carry only what every spare could take over, so the spares' loads are intersected first.
+    # A tray may carry only loads that every spare could take over, so intersect the spares' loads first.
     by_spare = [tray_loads(vacancy, needs, members) for vacancy in spares]
     loads = {
         vacancy: maximal_loads(tray_loads(vacancy, needs, members).intersection(*by_spare))
@@ -387,9 +387,9 @@ MAX_CLIQUE_STEPS = 200_000
 """Pairs of a state and a load that are tried before the search of a clique gives up: many unlike groups can
 be mixed in exponentially many ways."""
 MAX_SPARE_CHOICES = 200
-"""Choices of spare trays that are tried; interchangeable trays count once."""
+"""Choices of spare trays that are tried. Interchangeable trays count once."""
 CACHED_ANSWERS = 1024
-"""Cliques whose answer is remembered: those of a site are mostly alike, and fixes ask again."""
+"""Cliques with a cached answer: those of a site are mostly alike, and fixes repeat the search."""
 
 
 class _Predecessor(NamedTuple):
@@ -413,11 +413,11 @@ class JointAssignment(NamedTuple):
     opened: int
     """Empty trays that are used, or kept as spares."""
     loads: tuple[TrayLoad, ...] | None
-    """By tray, some perhaps with room for more members than there are; None: the search gave up."""
+    """By tray, some perhaps with room for more members than there are. None if the search gave up."""
 
 
 class _StepCounter:
-    """The steps of one search; `allows` refuses what would exceed the limit, and does not count it."""
+    """The steps of one search. `allows` refuses steps beyond the limit, and does not count them."""
 
     taken = 0
 
@@ -431,9 +431,9 @@ class _StepCounter:
 def solve_jointly(
     trial: TrialPlacement, clique: str, wanted: MembersByNeed, spares: int, budget: SearchBudget
 ) -> JointAssignment | None:
-    """Assign `wanted` in a clique without other members of the gang; None where they do not fit.
+    """Assign `wanted` in a clique without other members of the gang, or return None if they do not fit.
 
-    So many trays stay unused as `spares`, each of which can take over the load of any tray that is used.
+    `spares` trays stay unused. Each of them can take over the load of any tray that is used.
     """
     needs = ordered_needs(wanted)
     vacancies = trial.capacity.cliques[clique].vacancies(needs)
@@ -471,7 +471,7 @@ def solve_and_count(
 
 
 def _spare_choices(vacancies: Sequence[TrayVacancy], count: int) -> Iterator[tuple[int, ...]]:
-    """Choices of spare trays; of interchangeable trays, those that `in_spare_order` prefers."""
+    """Choices of spare trays. Of interchangeable trays, those that `in_spare_order` prefers."""
     kinds: dict[TrayVacancy, list[int]] = {}
     for at, vacancy in in_spare_order(list(enumerate(vacancies))):
         kinds.setdefault(vacancy, []).append(at)
@@ -528,13 +528,13 @@ def _state_layers(
     members: TrayLoad,
     steps: _StepCounter,
 ) -> list[_StateLayer] | None:
-    """The states before the first tray and after each further one; None: too many steps.
+    """The states before the first tray and after each further one, or None after too many steps.
 
     Invariant: a layer has, for each number of opened trays and of members of all needs but the last, the
     largest number of members of the last need. A state that has fewer of these can never lead to more, so
     dropping it loses no solution.
     """
-    # Where all empty trays are alike it does not matter which of them are used. Each tray then takes a load
+    # If all empty trays are alike, it does not matter which of them are used. Each tray then takes a load
     # in turn, and the first complete layer is the best. Else every empty tray may also stay empty.
     choosy = sum([vacancy.is_empty for vacancy in loads]) > 1
     nothing = (0,) * len(members)
@@ -545,7 +545,7 @@ def _state_layers(
             break
         if not steps.allows(len(layer) * len(loads[tray])):
             return None
-        # What the tray may carry, each with whether that opens it.
+        # The loads of the tray, each with whether it opens the tray.
         options = [(load, tray.is_empty and load != nothing) for load in loads[tray]]
         if tray.is_empty and choosy:
             options.append((nothing, False))
