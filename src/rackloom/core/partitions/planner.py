@@ -22,7 +22,8 @@ partition only after the request, so the name (`rl-<logical partition>`) is the 
 the records. In a paused domain nothing is planned, and the operations that would be due are reported. If an
 observation contradicts itself about a GPU, that GPU and all that may share memory with it wait. So does a new
 partition for a logical partition that wants one of them, because it may exist already, in a list that omits
-it. The rest of the domain goes on: one broken GPU does not keep other GPUs from being joined or released."""
+it. The rest of the domain goes on: one broken GPU does not keep other GPUs from being joined or released.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
