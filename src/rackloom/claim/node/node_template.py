@@ -1,8 +1,8 @@
-"""What our plugins would publish on a machine that is known by its profile only.
+"""The slices that our plugins would publish on a machine that is known by its profile only.
 
 The devices are made by the functions with which the plugins make them (`gpu.inventory.gpu_device`,
-`core.nics.devices.nic_device`, `imex.devices.imex_pool`), so names and attributes are the same. What a
-profile does not say is absent, and so is what depends on the state of a node (link state, addresses, MTU).
+`core.nics.devices.nic_device`, `imex.devices.imex_pool`), so names and attributes are the same. Values
+that the profile lacks are absent, and so are those of a node's state (link state, addresses, MTU).
 Each GPU has the UUID `template-<n>`, and on a rack all have the clique `template.0`, so that constraints
 among the GPUs of a node hold.
 """

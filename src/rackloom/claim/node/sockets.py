@@ -1,6 +1,6 @@
-"""Who answers for a driver on this node: sockets in the directories where kubelet looks for its plugin.
+"""The sockets on which a driver's plugin answers, in the directories where kubelet looks for them.
 
-A plugin that was killed leaves its sockets behind, so that a socket alone says nothing: it is connected to.
+A plugin that was killed leaves its sockets behind, so a socket alone proves nothing: it is connected to.
 kubelet itself listens on none of them.
 """
 
