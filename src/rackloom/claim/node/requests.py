@@ -1,7 +1,7 @@
 """kubelet's prepare and unprepare requests: several claims at once, an answer for each in time.
 
-`Requests` gives every claim a task. An IMEX channel waits here for a daemon, and that claim may come later
-to this same plugin, so nothing that another claim needs is held between two attempts: the lock of
+`Requests` gives every claim a task. An IMEX channel waits here for a daemon whose own claim may arrive at
+this same plugin later, so nothing that another claim needs is held between two attempts: the lock of
 a claim lasts for one attempt, and there is no other lock. Answers are ready after 44 s at the latest,
 since kubelet stops waiting after 45 s and then ignores the reason. An attempt that then cannot stop at
 once (a thread that talks to a driver or a DHCP server) ends in the background and keeps its lock until then,
