@@ -188,7 +188,7 @@ class ImexKernel(NodeValue, frozen=True, kw_only=True):
     imex_capability: Path = Path("/proc/driver/nvidia/capabilities/fabric-imex-mgmt")
 
     def channel_major(self) -> int:
-        """Major number of the channel devices. Raises `Refused` where the driver offers none."""
+        """Major number of the channel devices. Raises `Refused` if the driver offers none."""
         return self._major(IMEX_CHANNEL_DEVICES)
 
     def has_channels(self) -> bool:
@@ -200,7 +200,7 @@ class ImexKernel(NodeValue, frozen=True, kw_only=True):
         return True
 
     def management_node(self) -> DeviceNode:
-        """The device that lets a daemon manage the fabric. Raises `Refused` where there is none."""
+        """The device that lets a daemon manage the fabric. Raises `Refused` if there is none."""
         try:
             fields = _read_capability(self.imex_capability)
             minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
@@ -346,7 +346,7 @@ _EXPECTED_LINKS = {
 _READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _HOOK = "nvidia-cdi-hook"
 _HOOK_PLACES = (*PROGRAM_PLACES, "usr/local/nvidia/toolkit")
-"""The last is where GPU Operator puts its own."""
+"""The last is the directory of GPU Operator."""
 _CREATE_SYMLINKS, _CUDA_COMPAT, _UPDATE_CACHE = "create-symlinks", "enable-cuda-compat", "update-ldcache"
 _COMMANDS = (_CREATE_SYMLINKS, _CUDA_COMPAT, _UPDATE_CACHE)
 

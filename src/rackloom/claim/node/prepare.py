@@ -249,7 +249,7 @@ class ClaimPreparer:
             )
 
     def forget_aborted(self) -> None:
-        """Drop entries of aborted claims if their prepare must have ended by now."""
+        """Drop entries of aborted claims whose prepare must have ended by now."""
         for uid, entry in list(self.checkpoint.claims.items()):
             if entry.state is PrepareState.ABORTED and self._expired(entry):
                 self.checkpoint.drop(uid)

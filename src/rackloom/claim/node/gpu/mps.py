@@ -1,8 +1,8 @@
 """MPS control daemons: one for the devices of a claim that have the same MPS settings.
 
 A daemon runs in a mount namespace with its own /dev/shm, so that only its clients share memory with it.
-`mps_launcher` starts it, in a container that outlives the plugin's. Whether it runs is asked of it each time
-and never remembered, so a restarted plugin goes on where it was; daemons that stop answering are started
+`mps_launcher` starts it, in a container that outlives the plugin's. Its state is queried each time and never
+remembered, so a restarted plugin continues where it was. Daemons that stop answering are started
 again. Clients find their daemon by CUDA_MPS_PIPE_DIRECTORY.
 
 Source: NVIDIA's Multi-Process Service guide.
@@ -139,7 +139,7 @@ class MpsDaemons:
             )
 
     async def answers(self, name: str) -> bool:
-        """Whether a daemon runs. Raises `Retry` where that stays open: one that hangs still has its GPUs."""
+        """Whether a daemon runs. Raises `Retry` if that is unclear: a hanging daemon still has its GPUs."""
         try:
             await self._control(name, "get_default_active_thread_percentage")
         except ProgramFailed:

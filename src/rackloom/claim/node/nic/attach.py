@@ -233,7 +233,7 @@ class AttachmentManager:
             )
 
     def _set_address(self, record: LeaseRecord, *, held: bool) -> None:
-        """Nothing is done where the interface is in no pod (any more)."""
+        """Does nothing if the interface is in no pod (any more)."""
         attachment, nic = self.attachments.get(record.claim, record.nic.device), record.nic
         if attachment is None or attachment.attached is None or attachment.returning:
             return

@@ -11,11 +11,11 @@
 
 - The filter is DRANET's `--filter`: a CEL expression over `attributes`, which maps full names
   (`dra.net/ifName`) to values with the fields of Kubernetes' Go type (StringValue, BoolValue, IntValue,
-    VersionValue; unset ones are null). If the expression fails for a device, the device is published. If
-    it gives no truth value, the device is not published.
+  VersionValue; unset ones are null). If the expression fails for a device, the device is published. If
+  it gives no truth value, the device is not published.
 
-  Files are YAML or JSON, a mapping of mappings. Everything is read at the start. Errors are refused with
-  the place.
+Files are YAML or JSON, a mapping of mappings. Everything is read at the start. Errors are refused with
+the place.
 """
 
 import re
@@ -41,7 +41,7 @@ from rackloom.runtime.foreign_text import decode_yaml_document
 
 
 def read_mapping_file(file: Path, shape: str) -> Mapping[str, Mapping[str, Any]]:
-    """The content of `file`. Raises `Refused` where it is not `shape`, such as "from names to settings"."""
+    """The content of `file`. Raises `Refused` if it is not `shape`, such as "from names to settings"."""
     try:
         found = decode_yaml_document(file.read_bytes(), str(file))
     except OSError as error:

@@ -350,7 +350,7 @@ def set_link_address(
 
 
 def link_name_in(identity: LinkIdentity, netns: Path) -> str:
-    """The link's name in `netns`. Raises `OSError` where it is not there."""
+    """The link's name in `netns`. Raises `OSError` if it is not there."""
 
     def find() -> str:
         with Rtnetlink() as rtnetlink:

@@ -85,7 +85,7 @@ class LeaseKeeper:
         self._pool = ThreadPoolExecutor(REQUEST_THREADS, "dhcp")
         self._tasks = TaskSet()
         self._readdressing: set[str] = set()
-        """Keys of leases with an address that is being set or removed."""
+        """Keys of leases whose address is being set or removed."""
         self.requests = Counter(
             "rackloom_nic_dhcp_renewals", "Requests to prolong a DHCP lease", ("outcome",), registry=None
         )

@@ -257,7 +257,7 @@ def _gpu_record(
             slices.update(dict.fromkeys(gpus, number))
     found = {"time_slices": slices, "exclusive": exclusive, "adopted": daemons}
     record = {"sharing": msgspec.to_builtins({name: value for name, value in found.items() if value})}
-    # NVIDIA's driver binds them to its kernel module where that is loaded, and switches persistence mode on.
+    # NVIDIA's driver binds them to its kernel module if that is loaded, and switches persistence mode on.
     bound = [device.pci_address for device in claim.devices if device.kind == "vfio"]
     return record | {PASSED_THROUGH: bound, PERSISTENT: bound} if bound and installed.has_module else record
 

@@ -298,7 +298,7 @@ def _carry_out(plans: Sequence[tuple[DriverPlan, tuple[_Write, ...]]]) -> tuple[
 
 @contextmanager
 def _stopped(places: NodePlaces, driver: str) -> Iterator[None]:
-    """No plugin of either driver runs while the context is entered. Raises `StillRunning` where one does."""
+    """No plugin of either driver runs while the context is entered. Raises `StillRunning` if one does."""
     home = places.plugins / driver
     if not home.is_dir():
         yield

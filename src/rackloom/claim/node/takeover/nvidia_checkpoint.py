@@ -94,7 +94,7 @@ class NvidiaClaim(NodeValue, frozen=True, kw_only=True):
     groups: tuple[NvidiaDeviceGroup, ...]
     name: str = ""
     namespace: str = ""
-    """Name and namespace are empty where the driver did not record them."""
+    """Name and namespace are empty if the driver did not record them."""
     aborted_at: float | None = None
     """Seconds since the epoch."""
     v1: bytes = b""
@@ -113,7 +113,7 @@ class NvidiaCheckpoint(NodeValue, frozen=True, kw_only=True):
     has_v1: bool = True
     has_v2: bool = True
     boot_id: str = ""
-    """Empty where the release writes none."""
+    """Empty if the release writes none."""
     claims: Mapping[str, NvidiaClaim] = {}
 
 
@@ -271,7 +271,7 @@ def encode_nvidia_checkpoint(checkpoint: NvidiaCheckpoint) -> bytes:
 
 
 def _members(claims: Mapping[str, bytes]) -> bytes:
-    """`preparedClaims`, which Go leaves out where it is empty."""
+    """`preparedClaims`, which Go leaves out if it is empty."""
     written = [go_json(uid) + b":" + text for uid, text in claims.items() if text]
     return b'"preparedClaims":{' + b",".join(written) + b"}" if written else b""
 
