@@ -156,7 +156,7 @@ ReadinessCheck = Callable[[], Awaitable[None]]
 
 @asynccontextmanager
 async def answer_probes(address: str, port: int, is_ready: ReadinessCheck) -> AsyncIterator[None]:
-    """Answer probes at this address while the context is entered. Raises `Refused` if that cannot be had."""
+    """Answer probes at this address while the context is entered. Raises `Refused` if it is not available."""
     probe = _Probe(is_ready)
     try:
         server = await asyncio.start_server(probe.answer, address, port, limit=IMEX_PROBE.head_bytes)

@@ -112,7 +112,7 @@ def _connection_status(domain: ImexDomain, source: int, target: int) -> str:
     return "no connection" if connection is None else connection.status
 
 
-# Asking the running daemon.
+# Querying the running daemon.
 
 
 CONTROL_SECONDS = 8.0

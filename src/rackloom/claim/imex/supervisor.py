@@ -223,7 +223,7 @@ class Supervisor:
             _log.info("imex.wait", reason="its certificate has not been issued yet")
             return CREDENTIALS_DELAY
         peers = self._peers  # they may change while the program is started: it knows these
-        # Before the start: from the names it learns which line of the node file it is itself.
+        # Before the start: from the names it learns which line of the node file is its own.
         self.files.write_hosts(peers.addresses)
         self.files.write_nodes(step.nodes)
         try:

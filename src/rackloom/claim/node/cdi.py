@@ -519,7 +519,7 @@ def _device_nodes(directory: Path) -> Iterator[DeviceNode]:
 
 
 def _mentions(file: Path, command: str) -> bool:
-    """Whether a program holds the text."""
+    """Whether a program contains the text."""
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(command.encode()) >= 0

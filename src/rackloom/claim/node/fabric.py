@@ -315,14 +315,14 @@ class FabricMonitor:
         return self._clique
 
     async def need_driver(self) -> None:
-        """Raise `Retry` while the newest observation missed something."""
+        """Raise `Retry` if the newest observation found something missing."""
         if not self._observed:
             await self.observe()
         if self.missing is not None:
             raise Retry(self.missing, after=DRIVER_SECONDS)
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever the clique changes, or a driver comes or goes."""
+        """Call `callback` whenever the clique changes, or a driver comes or goes."""
         self._on_change = callback
 
     async def observe(self) -> None:

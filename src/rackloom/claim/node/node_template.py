@@ -48,7 +48,7 @@ _STATE = frozenset(
 
 
 def profile_template(machine: Machine, group: str, *, has_fabric: bool) -> tuple[ResourceSlice, ...]:
-    """The slices of a new node `group` of this machine. `has_fabric`: it is a tray of a rack.
+    """The slices of a new node `group` of this machine. With `has_fabric` it is a tray of a rack.
 
     A driver without devices has none. The machine counts as its own kernel shows it: a driver sees no more.
     """
@@ -82,7 +82,7 @@ def _gpu_devices(machine: Machine, clique: str) -> tuple[Device, ...]:
 
 
 def _nic_devices(machine: Machine) -> tuple[Device, ...]:
-    """Those that carry tenant data, as the NIC plugin publishes them."""
+    """The NICs that carry tenant data, as the NIC plugin publishes them."""
     host = HostReading(name=machine.name, pci=tuple(_functions(machine)), rdma=tuple(_rdma_devices(machine)))
     links = tuple(_link(nic) for nic in machine.nics if nic.if_name is not None)
     snapshot = NicSnapshot(host=host, machine=machine, links=links)

@@ -158,7 +158,7 @@ def api_failure(doing: str, error: KubeError) -> Exception:
 
 
 ABORTED_TTL = 90.0
-"""Seconds: twice kubelet's timeout. A prepare that overlapped the giving back has ended by then."""
+"""Seconds: twice kubelet's timeout. A prepare that overlapped the unprepare has ended by then."""
 HELD_RETRY_SECONDS = 1.0
 
 

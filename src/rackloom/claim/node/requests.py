@@ -82,7 +82,7 @@ MOST_REFUSED = 128
 """Refused claims that are retried at once, so that they leave room for others."""
 NO_ATTEMPT_ENDED = "the first attempt did not end in time"
 UNASKED_SECONDS = 900.0
-"""How long a claim is retried for which kubelet does not call: while a pod waits, it calls every 90 s."""
+"""How long a claim is retried without a call of kubelet: while a pod waits, it calls every 90 s."""
 MOST_CLAIMS = 512
 """Claims that are retried at once. A node takes 110 pods by default. Further claims wait for kubelet."""
 
@@ -200,7 +200,7 @@ def _claim_fields(ref: ClaimRef) -> dict[str, str]:
     return {"claim": str(ref), "uid": ref.uid}
 
 
-# Having kubelet sync pods.
+# Making kubelet sync pods.
 
 
 RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
@@ -208,7 +208,7 @@ RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
 CLOCK_CHECK_SECONDS = 10.0
 """Between two checks of the clock."""
 STOPPED_SECONDS = 45.0
-"""kubelet's timeout of a call. A pause of `CLOCK_CHECK_SECONDS` that takes so long: the process was
+"""kubelet's timeout of a call. If a pause of `CLOCK_CHECK_SECONDS` takes this long, the process was
 stopped."""
 API_PAUSE_SECONDS = 2.0
 """Between attempts to reach an API server that does not answer and names no time."""
@@ -226,7 +226,7 @@ class PodSync:
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def wake(self) -> None:
-        """Have `run` sync pods that kubelet may have failed before it could call the plugin."""
+        """Make `run` sync pods that kubelet may have failed before it could call the plugin."""
         self._wake.set()
 
     async def run(self) -> None:

@@ -492,7 +492,7 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
     """Serve `plugin` while the context is entered.
 
     The plugin answers before kubelet can find it, and cannot be found any more before it stops. Raises
-    `Refused` when another process serves the driver here, be it of another project, or the checkpoint or a
+    `Refused` if another process serves the driver here, also of another project, or if the checkpoint or a
     socket cannot be used.
     """
     home = host.directories.home(plugin.driver)

@@ -422,7 +422,7 @@ class SlicePublisher:
             log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
         if not _lost_counters(dropped):
             return True
-        # Never taken for published as it is, also not by a later call.
+        # It must never count as published as it is, not even in a later call.
         self._kept.forget(sent)
         return False
 

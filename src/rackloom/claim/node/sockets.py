@@ -12,7 +12,7 @@ ANSWER_SECONDS = 1.0
 
 
 def answering(home: Path, registry: Path, driver: str) -> Iterator[str]:
-    """Sockets of plugins of `driver` on which a process answers, as a reader is to see them.
+    """Sockets of plugins of `driver` on which a process answers, in words.
 
     `home` is the plugin's directory, `registry` kubelet's plugins_registry. Plugins that run in two releases
     at a time have the UID of their pod in the names of their sockets.

@@ -42,7 +42,7 @@ CHECKPOINT_VERSION = 1
 
 
 class CheckpointContent(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint: the boot that it is about, and an entry per claim UID."""
+    """The checkpoint: the boot that it belongs to, and an entry per claim UID."""
 
     boot_id: str
     claims: dict[str, CheckpointEntry] = {}

@@ -259,14 +259,14 @@ class PreparedNic(NicValue, frozen=True, kw_only=True):
 
     device: str
     published: Device
-    """As it was in the slice: what does not show while it is away is published from here."""
+    """As it was in the slice. Attributes that do not show while it is away are published from here."""
     identity: LinkIdentity | None = None
     """None for a NIC without an interface."""
     host: LinkSettings | None = None
     """None too for a child: the interface itself stays on the host as it is."""
     pod: LinkSettings | None = None
     over: LinkIdentity | None = None
-    """The interface on the host of which the pod gets a child, which `identity` then is."""
+    """The host's interface whose child the pod gets. `identity` is then that of the child."""
     rdma: str | None = None
     moves_rdma: bool = False
     below: tuple[str, ...] = ()

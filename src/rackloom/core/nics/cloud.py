@@ -94,7 +94,7 @@ class CloudAttributes(msgspec.Struct, frozen=True, kw_only=True):
     """Of one NIC, by its MAC in lower case."""
 
     def names(self) -> frozenset[str]:
-        """Of all attributes that were found."""
+        """The names of all attributes that were found."""
         return frozenset(self.node).union(*self.by_mac.values())
 
 

@@ -15,7 +15,7 @@ in which it was given, nor does a pod.
   same address.
 
 Invariant: the interface has the address only while the lease is in force. The kernel gets the end of the
-lease as the address's lifetime, so the address goes also while the plugin is away.
+lease as the address's lifetime, so the address goes even while the plugin is away.
 
 `read_grant` and `classless_routes` read an acknowledgement as pyroute2 decodes it (RFC 2131, 2132, 3442).
 T1 and T2 default to 0.5 and 0.875 of the lease.
@@ -49,7 +49,7 @@ class LeaseAction(StrEnum):
     """By a broadcast: any server may prolong it."""
     REMOVE = "remove the address"
     SET = "let it have the address until the lease ends"
-    """By the kernel, so that the address goes also while the plugin is away."""
+    """By the kernel, so that the address goes even while the plugin is away."""
     REPORT = "report the state"
 
 
@@ -249,7 +249,7 @@ LEAST_RENEWAL_SECONDS = 60.0
 
 
 def read_grant(acknowledgement: Any) -> DhcpGrant:
-    """The use of an acknowledgement. Raises `KeyError` and `ValueError`."""
+    """The grant in an acknowledgement. Raises `KeyError` and `ValueError`."""
     options = acknowledgement.dhcp["options"]
     ipv4_interface = ipaddress.IPv4Interface(f"{acknowledgement.dhcp['yiaddr']}/{options['subnet_mask']}")
     seconds = _unsigned(options["lease_time"])
@@ -267,7 +267,7 @@ def read_grant(acknowledgement: Any) -> DhcpGrant:
 
 
 def renewal_times(seconds: float, renewal: int | None, rebinding: int | None) -> tuple[float, float]:
-    """T1 and T2: what options 58 and 59 say, unless they are out of order or too soon."""
+    """T1 and T2: the values of options 58 and 59, unless they are out of order or too soon."""
     renew = seconds * _T1 if renewal is None else float(_unsigned(renewal))
     rebind = seconds * _T2 if rebinding is None else float(_unsigned(rebinding))
     # RFC 2131, 4.4.5 requires this order. Servers that break it get the defaults.

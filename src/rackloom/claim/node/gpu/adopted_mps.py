@@ -33,7 +33,7 @@ from rackloom.core.cluster.objects import DEPLOYMENT
 from rackloom.errors import Retry
 
 ENDING_SECONDS = 1.0
-"""Between two looks whether the Deployment has gone."""
+"""Between two checks whether the Deployment is gone."""
 FORBIDDEN_SECONDS = 10.0
 
 

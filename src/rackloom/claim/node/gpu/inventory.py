@@ -176,7 +176,7 @@ class NodeGpu(GpuFacts, frozen=True, kw_only=True):
 
     @property
     def is_partitionable(self) -> bool:
-        """Whether MIG devices are made of it: `migs` are those that no claim made."""
+        """Whether MIG devices are made on it on demand: only if others made none (`migs`)."""
         return bool(self.partitions) and not self.migs
 
     @property
@@ -241,7 +241,7 @@ class GpuPartitioner(Protocol):
         """Destroy a MIG device if it is there, and end MIG mode after the last. Raises `Retry`."""
 
     def leave_mig_mode(self, uuid: str) -> None:
-        """Have a whole GPU out of MIG mode. Raises `Retry` while it has MIG devices or is in use."""
+        """Take a whole GPU out of MIG mode. Raises `Retry` while it has MIG devices or is in use."""
 
 
 # A file in place of a driver.
@@ -313,7 +313,7 @@ class DeclaredGpus:
 
 
 def check_declared_gpus(path: Path) -> None:
-    """Raise `Refused` for a file that cannot be used as it is."""
+    """Raise `Refused` if the file cannot be used as it is."""
     try:
         DeclaredGpus(path).read()
     except Retry as retry:
@@ -552,7 +552,7 @@ def partitions_of(entry: CheckpointEntry) -> tuple[MigPartition, ...]:
 
 
 def passed_through(entries: Collection[CheckpointEntry]) -> frozenset[str]:
-    """PCI addresses of all GPUs that claims have bound, or may have: they are recorded before they are."""
+    """PCI addresses of all GPUs that claims have bound, or may have: they are recorded before the binding."""
     return frozenset(address for entry in entries for address in entry.record.get(PASSED_THROUGH, ()))
 
 

@@ -192,7 +192,7 @@ def destroy_mig_device(nvml: Any, handle: Any, partition: MigPartition) -> None:
 
 
 def leave_mig_mode(nvml: Any, handle: Any, uuid: str) -> None:
-    """Have the GPU out of MIG mode. Raises `Retry` while it has GPU instances or is in use."""
+    """Take the GPU out of MIG mode. Raises `Retry` while it has GPU instances or is in use."""
     if not mig_mode(nvml, handle):
         return
     if _has_instances(nvml, handle):

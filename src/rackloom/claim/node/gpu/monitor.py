@@ -145,9 +145,9 @@ class PublishedGpu(NodeValue, frozen=True, kw_only=True):
 
     @property
     def uuid(self) -> str:
-        """By which the driver's programs name the device.
+        """The UUID by which the driver's programs name the device.
 
-        Nothing for one that is passed through, and for a MIG device that is made for its claim.
+        Empty for one that is passed through, and for a MIG device that is made for its claim.
         """
         if self.partition is not None:
             return ""
@@ -332,7 +332,7 @@ def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
 def published_devices(node: NodeGpus, rules: XidRules, *, partitioned: bool = True) -> tuple[Device, ...]:
     """The devices to publish. A GPU that does not answer any more stays, with a taint.
 
-    Not `partitioned`, no GPU is offered in parts that would have to be made.
+    Unless `partitioned`, no GPU is offered in parts that would have to be made.
     """
     devices: list[Device] = []
     newest, switched = node.newest, _switchable(node) if partitioned else {}
@@ -437,7 +437,7 @@ class GpuMonitor:
         self._claims = claims
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever the published devices change."""
+        """Call `callback` whenever the published devices change."""
         self._on_change = callback
 
     async def pool(self, name: str) -> DevicePool:

@@ -50,7 +50,7 @@ class MpsDaemons:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ensure(self, daemon: MpsDaemon) -> None:
-        """Have `daemon` run with its settings. Raises `Retry`, or `Refused` on a node that cannot run it."""
+        """Make `daemon` run with its settings. Raises `Retry`, or `Refused` on a node that cannot run it."""
         self._wanted[daemon.name] = daemon
         async with self._lock(daemon.name):
             await self._ensure(daemon)
@@ -75,7 +75,7 @@ class MpsDaemons:
             await self.stop(name)
 
     async def revive(self) -> None:
-        """Start again those that do not answer any more."""
+        """Restart daemons that do not answer any more."""
         for name in list(self._wanted):
             async with self._lock(name):
                 # It may have been stopped while this waited for the lock.
@@ -98,7 +98,7 @@ class MpsDaemons:
         )
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """A daemon must not be started and ended at once."""
+        """A daemon must not be started and ended at the same time."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     async def _ensure(self, daemon: MpsDaemon) -> None:

@@ -108,7 +108,7 @@ class PodLauncher(MpsLauncher):
             ) from error
 
     async def settle(self) -> None:
-        """Wait for its turn. Where nothing listens there is no launcher, and so no daemon either."""
+        """Wait for its turn. If nothing listens, there is no launcher, and so no daemon either."""
         with suppress(FileNotFoundError, ConnectionRefusedError):
             await self._request(None)
 
@@ -155,12 +155,12 @@ async def serve_launches(path: Path, programs: DriverPrograms) -> None:
 @contextmanager
 def _listener(path: Path) -> Iterator[socket.socket]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # One of before was killed, or is about to end.
+    # An earlier launcher was killed, or is about to end.
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.setblocking(False)
         listener.bind(str(path))
-        # Nobody can connect before it listens.
+        # No process can connect before it listens.
         path.chmod(0o600)
         listener.listen()
         yield listener

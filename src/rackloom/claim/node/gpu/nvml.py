@@ -159,7 +159,7 @@ def _memory(nvml: Any, handle: Any) -> int:
 
 
 def _addressing(nvml: Any, handle: Any) -> str | None:
-    """How the GPU reaches the host's pageable memory. The bindings leave the version out of the question."""
+    """How the GPU reaches the host's pageable memory. The bindings leave the version out of the request."""
     from ctypes import byref
 
     mode = nvml.c_nvmlDeviceAddressingMode_t()
@@ -244,7 +244,7 @@ class NvmlGpus:
             destroy_mig_device(nvml, handle, partition)
 
     def leave_mig_mode(self, uuid: str) -> None:
-        """Have a whole GPU out of MIG mode. Raises `Retry`."""
+        """Take a whole GPU out of MIG mode. Raises `Retry`."""
         with self._handle(uuid) as (nvml, handle):
             leave_mig_mode(nvml, handle, uuid)
 

@@ -43,7 +43,7 @@ VFIO_DRIVER = "vfio-pci"
 
 
 class VfioGpu(NodeValue, frozen=True, kw_only=True):
-    """A GPU that is bound to vfio-pci, so that NVIDIA's driver does not know it, or may be."""
+    """A GPU that is or may be bound to vfio-pci. NVIDIA's driver does not know a bound one."""
 
     index: int
     """Place among all GPUs of NVIDIA by PCI address, so that names stay when another GPU is bound."""
@@ -150,7 +150,7 @@ def vfio_device(vfio: VfioGpu) -> Device:
     attributes = device_attributes(
         {
             "type": "vfio",
-            # As NVIDIA's driver makes it of the address: nothing reads the GPU's own while vfio-pci has it.
+            # NVIDIA's driver also makes it from the address: under vfio-pci the GPU's own cannot be read.
             "uuid": str(uuid5(NAMESPACE_DNS, vfio.pci_address)),
             "iommuFDEnabled": vfio.has_iommufd,
             "deviceID": vfio.device_id,
@@ -179,7 +179,7 @@ def switchable_device(vfio: VfioGpu) -> Device:
 
 
 def drawing_unit(device: Device, vfio: VfioGpu) -> Device:
-    """The device, given by the scheduler only while the other of the GPU is not."""
+    """The device, which the scheduler allocates only while the other one of the GPU is free."""
     draw = CounterConsumption(counter_set=_counter_set_name(vfio), counters=_UNIT)
     return msgspec.structs.replace(device, consumes_counters=(draw,))
 
@@ -245,7 +245,7 @@ class PciBinder:
             self._probe(address, VFIO_DRIVER)
 
     def release(self, address: str) -> None:
-        """Give the GPU back to its driver. Raises `Retry` until it has it."""
+        """Give the GPU back to its driver. Raises `Retry` until the driver has it."""
         if not self._device(address).exists():
             # Without the function nothing is bound: it was unplugged, or the machine is another one.
             return

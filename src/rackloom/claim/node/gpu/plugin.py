@@ -10,7 +10,7 @@ which a restart forgot.
 A passed-through GPU gets no driver files: its driver is in the virtual machine. One that NVIDIA's driver has
 is bound to vfio-pci by the claim, and given back after it (`passthrough`).
 
-Three loops run beside: look at the GPUs, listen for XIDs, keep MPS daemons alive.
+Three loops run beside that: look at the GPUs, listen for XIDs, keep MPS daemons alive.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ GPU_DRIVER = "gpu.nvidia.com"
 
 
 class GpuSettings(NodeValue, frozen=True, kw_only=True):
-    """Of one node."""
+    """The settings of one node."""
 
     node: str
     mps_home: Path
@@ -334,7 +334,7 @@ class GpuPlugin(NodePlugin):
         return made
 
     def _destroy_own(self, uid: str, partition: MigPartition) -> None:
-        """Blocks. A claim is recorded before its device is made: whoever is not seen here makes it later."""
+        """Blocks. A claim is recorded before its device is made: one that is not seen here makes it later."""
         if (uid, partition) in self._begun and not has_another_claim(uid, partition, self._claims()):
             self._need_partitioner(partition.gpu).destroy(partition)
 

@@ -214,7 +214,7 @@ SHARED_MODE, EXCLUSIVE_MODE = "DEFAULT", "EXCLUSIVE_PROCESS"
 
 async def apply_sharing(wanted: SharingPlan, programs: DriverPrograms, daemons: MpsDaemons) -> None:
     """Carry the plan out. Raises `Retry` with the output of a failed program, or `Refused`."""
-    # nvidia-smi refuses nothing that is so already: each command can be repeated after a crash.
+    # nvidia-smi accepts a setting that is in force: each command can be repeated after a crash.
     for uuid, number in wanted.time_slices.items():
         await programs.run(*compute_mode_command(uuid, SHARED_MODE))
         await programs.run(*time_slice_command(uuid, number))

@@ -37,7 +37,7 @@ from rackloom.errors import Refused
 
 
 class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one node."""
+    """The settings of one node."""
 
     node: str
     namespaces: tuple[str, ...]

@@ -37,7 +37,7 @@ class ComputeDomainLabel:
         self._node = node
 
     async def acquire(self, uid: str) -> None:
-        """Have the label name `uid`. Raises `Retry` while it names another ComputeDomain."""
+        """Make the label name `uid`. Raises `Retry` while it names another ComputeDomain."""
         # A node holds one IMEX session. Two ComputeDomains that race for it read the same resourceVersion, so
         # the later write gets a conflict. The attempt is repeated and then finds the label taken.
         node = await self._api.get(NODE, self._node)
@@ -61,7 +61,7 @@ class ComputeDomainLabel:
             await self._write(node, None)
 
     async def _write(self, read: Object, uid: str | None) -> None:
-        """The resourceVersion has the API server refuse the write if the node changed since it was read."""
+        """The resourceVersion makes the API server refuse the write if the node changed since it was read."""
         labels = {COMPUTE_DOMAIN_LABEL: uid}
         patch = {"metadata": {"resourceVersion": version_of(read), "labels": labels}}
         try:

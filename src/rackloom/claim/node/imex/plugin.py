@@ -87,7 +87,7 @@ class ImexPlugin(NodePlugin):
         await self._mode.read()
 
     def missing(self) -> str | None:
-        """NVIDIA's driver with its IMEX channels, of a version that will do."""
+        """NVIDIA's driver with its IMEX channels, in a sufficient version."""
         return self._fabric.missing
 
     async def pools(self) -> tuple[DevicePool, ...]:

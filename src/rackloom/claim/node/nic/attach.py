@@ -4,7 +4,7 @@ The container runtime reports sandboxes over NRI (`NicSandboxHooks`). When a san
 namespace and no container yet, the NICs of the pod's prepared claims move in. An error fails the pod, and
 kubelet tries again. When the sandbox stops, they move back. After a restart of the runtime or the plugin,
 `plan_attachments` compares prepared claims, attachments and living sandboxes: a NIC whose pod lives
-belongs into its sandbox, every other one on the host.
+belongs in its sandbox, every other one on the host.
 
 `AttachmentManager` does the moves, one at a time, since the kernel has one lock for all links. For each
 attachment:

@@ -193,7 +193,7 @@ def publish_everything(_: Device) -> bool:
 
 
 def compile_filter(expression: str) -> PublishFilter:
-    """Nothing is left out by an empty expression, as with DRANET.
+    """An empty expression leaves nothing out, as in DRANET.
 
     Raises `Refused` for an expression that can never be evaluated.
     """

@@ -8,7 +8,7 @@ DRANET. pyroute2 encodes and decodes.
 Only the server that gave a lease can refuse it, since a NAK is final. Any server may prolong it in answer
 to a broadcast. A router (option 3) is not taken: it would be a default route, which belongs to the
 pod's first interface. Routes of option 121 are. Any host on the network may send frames, so frames that
-cannot be read are skipped, and not all are logged.
+cannot be read are skipped without a log entry.
 
 Import this module only when a lease is requested: the library's client takes as much memory as
 the rest of it, and most nodes never speak DHCP.
@@ -172,7 +172,7 @@ def _with_client_id(mac: str, request: Any, number: int) -> Any:
 
 
 async def _answer(server: Any, request: Any, wanted: _ExpectedAnswers) -> Any:
-    """Ask until there is an answer of the wanted kind."""
+    """Repeat the request until there is an answer of the wanted kind."""
     while True:
         await server.put(request)
         try:

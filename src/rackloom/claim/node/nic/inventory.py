@@ -134,7 +134,7 @@ class NodeNetwork:
         self._asked_at = 0.0
 
     async def __call__(self) -> ClusterNetwork:
-        """The network, or its last reading. Raises `Retry` if it could never be read."""
+        """The network, or the last known one if a reading fails. Raises `Retry` if none is known."""
         if self._known is None or self._clock() - self._asked_at > NETWORK_SECONDS:
             try:
                 self._known = await self._read()

@@ -125,7 +125,7 @@ def _sysctls(link: str) -> Iterator[tuple[str, int]]:
 
 
 def read_addresses(rtnetlink: Rtnetlink, index: int, *, also_expiring: bool = False) -> Iterator[str]:
-    """Addresses of universe scope, as CIDRs. Those that the kernel will let expire only on request."""
+    """Addresses of universe scope, as CIDRs. With `also_expiring`, those that will expire too."""
     for link, cidr, lasting in read_all_addresses(rtnetlink):
         if link == index and (lasting or also_expiring):
             yield cidr

@@ -103,7 +103,7 @@ class CloudWatcher:
         self._service = service
 
     async def watch(self, wake: Callable[[], None]) -> None:
-        """Read forever, and call `wake` when something is otherwise than before."""
+        """Read forever, and call `wake` whenever something has changed."""
         pause = RETRY_SECONDS
         while True:
             try:

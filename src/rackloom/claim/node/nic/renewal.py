@@ -39,7 +39,7 @@ from rackloom.core.nics.lease import (
 )
 
 LEASE_CHECK_SECONDS = 1.0
-"""At least so often, since leases come and go without a word."""
+"""The longest pause between checks, since leases come and go without notice."""
 READDRESS_RETRY_SECONDS = 5.0
 """After the kernel did not take or give an address."""
 REQUEST_THREADS = 4

@@ -108,7 +108,7 @@ class NvidiaClaim(NodeValue, frozen=True, kw_only=True):
 
 
 class NvidiaCheckpoint(NodeValue, frozen=True, kw_only=True):
-    """The file: its parts, the boot that it is about, and the claims by UID."""
+    """The file: its parts, the boot that it belongs to, and the claims by UID."""
 
     has_v1: bool = True
     has_v2: bool = True
@@ -118,7 +118,7 @@ class NvidiaCheckpoint(NodeValue, frozen=True, kw_only=True):
 
 
 def is_nvidia_checkpoint(data: bytes) -> bool:
-    """Whether `data` begins as a checkpoint of NVIDIA's driver does, be it damaged further on."""
+    """Whether `data` begins as a checkpoint of NVIDIA's driver does, even if it is damaged further on."""
     return _BEGIN.match(data) is not None
 
 
