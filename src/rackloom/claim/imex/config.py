@@ -3,13 +3,13 @@
 In mode `dns` the node file holds one fixed DNS name for each possible index of the clique, and the pod's
 hosts file maps the names of members to their addresses, so the node file never changes. In mode `ip` it
 holds addresses. A line number in the node file is a node's index, so the file must be the same on all
-nodes. The hosts file is written in place, since it is a bind mount that cannot be renamed over. What is
-no IP address is left out: peers write their own addresses, and a line break in one would add lines of its
-writer's choice.
+nodes. The hosts file is written in place, since it is a bind mount that cannot be renamed over. Values that
+are no IP address are left out: peers write their own addresses, and a line break in one would add lines of
+the writer's choice.
 
 `write_boot` leaves the node's boot id on the host, for the device plugin (`claim.node.imex.domains`).
 
-With TLS all daemons of a domain share one identity: being of the domain is what a peer has to prove. The
+With TLS all daemons of a domain share one identity: a peer has to prove that it is of the domain. The
 peer name overrides the address, which changes with the pod. Only source FILE reloads credentials on
 SIGUSR1. `tls_fingerprint` changes when kubelet swaps the Secret's files.
 
@@ -32,16 +32,16 @@ from rackloom.core.domains.imex_settings import IMEX_SETTING_DEFAULTS, ImexSetti
 
 
 NodeFileMode = Literal["dns", "ip"]
-"""What the node file holds: names, which never change, or the addresses of the members."""
+"""The content of the node file: names, which never change, or the addresses of the members."""
 
 DAEMON_PREFIX = "compute-domain-daemon-"
 
 
 @dataclass(frozen=True, slots=True)
 class ImexTls:
-    """Where key, certificate and authority of a daemon are, and the name in the certificate of every peer.
+    """The files of a daemon's key, certificate and authority, and the name in the certificate of every peer.
 
-    All daemons of a domain share one identity: being of the domain is what a peer has to prove. The name
+    All daemons of a domain share one identity: a peer has to prove that it is of the domain. The name
     overrides the peer's address, which changes with its pod.
     """
 
@@ -58,7 +58,7 @@ class ImexTls:
 class ImexConfig:
     """The settings of one daemon. `address` is its pod's.
 
-    Without `tls` anybody who reaches its port may join the domain.
+    Without `tls` any host that reaches its port may join the domain.
     """
 
     address: str
@@ -68,7 +68,7 @@ class ImexConfig:
     server_port: int = IMEX_SERVER_PORT
     command_port: int = IMEX_COMMAND_PORT
     settings: ImexSettings = field(default_factory=dict)
-    """What the operator chose; see `core.domains.imex_settings`."""
+    """The operator's settings. See `core.domains.imex_settings`."""
 
 
 def config_text(config: ImexConfig) -> str:
@@ -76,7 +76,7 @@ def config_text(config: ImexConfig) -> str:
     options = {
         **IMEX_SETTING_DEFAULTS,
         **config.settings,
-        "LOG_FILE_NAME": "",  # empty: to stderr, where the container's log is
+        "LOG_FILE_NAME": "",  # empty: to stderr, and so to the container's log
         "DAEMONIZE": "0",
         # nvidia-imex compares this as text with the node file's entry for this node, so an address beside
         # names keeps it from starting. Empty, it takes the first entry that is an address of this machine.
@@ -84,7 +84,7 @@ def config_text(config: ImexConfig) -> str:
         "SERVER_PORT": str(config.server_port),
         "IMEX_NODE_CONFIG_FILE": str(config.nodes_file),
         "IMEX_CMD_ENABLED": "1",
-        # nvidia-imex-ctl asks at this address, and `-N` reaches no peer from a loopback address.
+        # nvidia-imex-ctl connects to this address, and `-N` reaches no peer from a loopback address.
         "IMEX_CMD_BIND_INTERFACE_IP": config.address,
         "IMEX_CMD_PORT": str(config.command_port),
         **_authentication(config.tls),
@@ -99,7 +99,7 @@ def _authentication(tls: ImexTls | None) -> dict[str, str]:
     return {
         "IMEX_ENABLE_AUTH_ENCRYPTION": "1",
         "IMEX_AUTH_ENCRYPTION_MODE": "SSL_TLS",
-        "IMEX_AUTH_SOURCE": "FILE",  # the only source whose credentials SIGUSR1 reloads
+        "IMEX_AUTH_SOURCE": "FILE",  # the only source for which SIGUSR1 reloads credentials
         "IMEX_SERVER_KEY": key,
         "IMEX_SERVER_CERT": certificate,
         "IMEX_SERVER_CERT_AUTH": authority,
@@ -129,7 +129,7 @@ MARKER = "# Compute Domain Daemon mappings"
 
 
 def config_file(directory: Path) -> Path:
-    """The service's configuration file; the control tool reads it too."""
+    """The service's configuration file. The control tool reads it too."""
     return directory / "imexd.cfg"
 
 
@@ -142,14 +142,14 @@ class ImexFiles:
         self._hosts = hosts
 
     def write_config(self, config: ImexConfig) -> None:
-        """The service's options; read once, when it starts."""
+        """The service's options, which it reads once at its start."""
         self.config.write_text(config_text(config))
 
     def write_boot(self, boot_id: str) -> None:
         """Write the boot of the node in which the daemon has reported itself, for the device plugin.
 
-        Nothing is written where the plugin named no boot: one of an earlier release reads no such file. A
-        full disk must not end a running daemon; the plugin then admits no new job after a reboot.
+        Nothing is written if the plugin named no boot: one of an earlier release reads no such file. A
+        full disk must not end a running daemon. The plugin then admits no new job after a reboot.
         """
         if not boot_id:
             return
@@ -159,7 +159,7 @@ class ImexFiles:
             _log.warning("imex.boot-not-written", reason=str(error))
 
     def write_nodes(self, text: str) -> None:
-        """The node file; read once, when the service starts."""
+        """The node file, which the service reads once at its start."""
         self.nodes.write_text(text)
 
     def write_hosts(self, addresses: Mapping[int, str]) -> None:
@@ -171,10 +171,10 @@ class ImexFiles:
 
 
 def with_peers(hosts: str, addresses: Mapping[int, str]) -> str:
-    """The hosts file with exactly these peers (index in the clique to address); all other lines stay.
+    """The hosts file with exactly these peers (index in the clique to address). All other lines stay.
 
-    What is no IP address is left out: peers write their addresses themselves, and a line break in one would
-    make lines of its writer's choice.
+    Values that are no IP address are left out: peers write their addresses themselves, and a line break in
+    one would make lines of its writer's choice.
     """
     kept = [line for line in hosts.splitlines() if not _is_ours(line)]
     peers = [
@@ -193,7 +193,7 @@ def _is_ours(line: str) -> bool:
 
 
 def tls_fingerprint(tls: ImexTls | None) -> str | None:
-    """A digest that changes with what kubelet projects of the domain's Secret; None while a file is missing.
+    """A digest of the domain's Secret as kubelet projects it, or None while a file is missing.
 
     kubelet swaps all files of a Secret at once, behind a symlink. An empty file counts as missing.
     """

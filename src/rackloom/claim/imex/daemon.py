@@ -1,7 +1,7 @@
 """One IMEX daemon of a ComputeDomain, from joining its clique to leaving it.
 
 `ImexDaemon.run` joins the clique, then follows the clique object, keeps nvidia-imex running, reports its
-state, and checks its certificate every 30 s. When somebody removes the entry or the object, it joins again,
+state, and checks its certificate every 30 s. If its entry or the object is removed, it joins again,
 unless its pod is being deleted: then the node was given up, another daemon may have its index, and this one
 ends. On the way out it removes its entry, within 10 s, so that peers do not wait for it.
 
@@ -9,15 +9,15 @@ Invariant: an index of a clique belongs to one daemon at a time. nvidia-imex tak
 index, and peers refuse a daemon that runs under a stale one. So nvidia-imex starts only after the entry is
 written, restarts when its index changes (`supervisor`), and never runs on for an entry that was given away.
 
-`DaemonReporter` asks nvidia-imex-ctl: often until the daemon is READY (a job waits for it), then every 2
-s until it reaches all peers, then every 10 s. Asking for the whole domain makes a daemon ask every peer,
+`DaemonReporter` queries nvidia-imex-ctl: often until the daemon is READY (a job waits for it), then every 2
+s until it reaches all peers, then every 10 s. A query for the whole domain makes a daemon query every peer,
 so a rack that waits for a node must not do that more often. It writes readiness to the clique entry and
-the mesh or the last error to the pod, and only what is new. A failed report is repeated at the next look;
-it never ends the daemon, and jobs with it.
+the mesh or the last error to the pod, and only changes. A failed report is repeated at the next look. The
+failure never ends the daemon, and jobs with it.
 
 Probes of kubelet are HTTP requests to this process: a command probe would start a Python interpreter each
-time. Any pod may connect where NetworkPolicies are not enforced, so a request is at most 2 KiB within 2
-s, requests that come together share one look, and 16 connections are open at once; another one ends the
+time. Any pod may connect if NetworkPolicies are not enforced, so a request is at most 2 KiB within 2
+s, requests that come together share one look, and 16 connections are open at once. Another one ends the
 oldest.
 """
 
@@ -47,14 +47,14 @@ from rackloom.serving.limits import IMEX_PROBE
 FIRST_LOOK_SECONDS, EAGER_SECONDS, MESHING_SECONDS, CALM_SECONDS = 0.05, 0.5, 2.0, 10.0
 """Seconds between observations: until the daemon is ready (from `FIRST` on, growing by half each time up to
 `EAGER`: nvidia-imex is READY 0.23 s after its start, and a job waits for it), until it reaches all peers (or
-runs at all), and once all is well. A daemon that is asked for the whole domain asks every peer, so a rack
-that waits for a node must not do that twice a second."""
+runs at all), and once all is well. A daemon that is queried for the whole domain queries every peer, so a
+rack that waits for a node must not do that twice a second."""
 
 _log = structlog.get_logger(__name__)
 
 
 class _PodReport(msgspec.Struct, frozen=True):
-    """The report on the pod; None where there is nothing to report."""
+    """The report on the pod. None means that there is nothing to report."""
 
     mesh: PeerMesh | None
     error: str | None
@@ -66,7 +66,7 @@ class DaemonReporter:
 
     `write_ready(bool)` writes the entry in the clique, `report(mesh as JSON, error)` the pod. `entered` is
     called once, when the entry holds an observation of this process and not of an earlier one. A report
-    replaces the previous one: a daemon that has ended reaches nobody, and one that is READY has no error.
+    replaces the previous one: a daemon that has ended reaches no peer, and one that is READY has no error.
     """
 
     control: ImexControl
@@ -93,7 +93,7 @@ class DaemonReporter:
                 eager = min(1.5 * eager, EAGER_SECONDS) if runs else FIRST_LOOK_SECONDS
 
     async def observe(self) -> bool:
-        """Observe once; true if the daemon is ready and reaches all its peers."""
+        """Observe once. Returns whether the daemon is ready and reaches all its peers."""
         ready = await self._is_ready()
         if ready:
             self.daemon.note_ready()
@@ -156,7 +156,7 @@ ReadinessCheck = Callable[[], Awaitable[None]]
 
 @asynccontextmanager
 async def answer_probes(address: str, port: int, is_ready: ReadinessCheck) -> AsyncIterator[None]:
-    """Answer probes at this address while the context is entered. Raises `Refused` if that cannot be had."""
+    """Answer probes at this address while the context is entered. Raises `Refused` if it is not available."""
     probe = _Probe(is_ready)
     try:
         server = await asyncio.start_server(probe.answer, address, port, limit=IMEX_PROBE.head_bytes)
@@ -200,7 +200,7 @@ class _Probe:
                 await writer.wait_closed()
 
     async def _reason(self) -> str:
-        """Why the daemon is not ready; empty if it is."""
+        """The reason why the daemon is not ready. Empty if it is."""
         if self._check is None or self._check.done():
             self._check = asyncio.create_task(self._run_check())
         return await asyncio.shield(self._check)
@@ -224,9 +224,9 @@ def _probe_response(reason: str) -> bytes:
 
 
 LEAVE_SECONDS = 10.0
-"""Limit for removing the entry at an orderly end; the controller removes what is left over."""
+"""Limit for removing the entry at an orderly end. The controller removes entries that are left over."""
 CREDENTIALS_SECONDS = 30.0
-"""Between looks at the certificate on disk; kubelet refreshes a Secret about once a minute."""
+"""Between looks at the certificate on disk. kubelet refreshes a Secret about once a minute."""
 
 _log = structlog.get_logger(__name__)
 
@@ -291,9 +291,9 @@ class ImexDaemon:
             group.create_task(self._stay_in(informer))
 
     async def _stay_in(self, informer: Informer) -> None:
-        """Join again where somebody removed the entry, or the whole object.
+        """Join again if the entry, or the whole object, was removed.
 
-        Not so where the pod is being deleted: its node was lost, and another daemon may have the index by
+        Not so if the pod is being deleted: its node was lost, and another daemon may have the index by
         now.
         """
         await informer.synced()
@@ -302,7 +302,7 @@ class ImexDaemon:
                 try:
                     is_deleted = await self._pod.is_deleted()
                 except KubeError:
-                    pass  # the next round asks again
+                    pass  # the next round tries again
                 else:
                     if is_deleted:
                         raise _PodDeletedError

@@ -1,14 +1,14 @@
-"""What an IMEX daemon writes to the cluster: its clique entry, and reports on its own pod.
+"""The writes of an IMEX daemon to the cluster: its clique entry, and reports on its own pod.
 
 Up to a rack of daemons join one ComputeDomainClique object at the same moment. Every change is made to
 the newest object or not at all (optimistic concurrency by resourceVersion) and repeated after a conflict,
 with exponential backoff and jitter, and shorter pauses after a conflict than after an error. READY alone
-is written by a JSON patch with `test` operations on the own entry, so daemons that write meanwhile are
+is written by a JSON patch with `test` operations on the own entry, so other daemons' writes are
 not in the way.
 
-`peers_of` reads the other entries with distrust, since each daemon writes its own: an address that is no
-IP address would write lines into the hosts file; this node's index or address in another entry (of a
-daemon that died, whose address this pod has got) would make nvidia-imex take itself for that node. Such
+`peers_of` reads the other entries with distrust, since each daemon writes its own. An address that is no
+IP address would write lines into the hosts file. This node's index or address in another entry (of
+a daemon that died and had this pod's address) would make nvidia-imex take itself for that node. Such
 members are reported as unusable.
 
 `OwnPod` labels the pod with its clique and annotates it with the peers that are reached and the last
@@ -51,7 +51,7 @@ Longer pauses let the object rest while the last daemons sleep."""
 
 @dataclass(frozen=True, slots=True)
 class DaemonIdentity:
-    """Where this daemon runs, and for which ComputeDomain. `namespace` is the driver's."""
+    """The place of this daemon, and its ComputeDomain. `namespace` is the driver's."""
 
     compute_domain: str
     clique_id: str
@@ -61,7 +61,7 @@ class DaemonIdentity:
     pod: ObjectRef
     max_nodes: int
     boot_id: str = ""
-    """Of the node; empty where the device plugin does not name it."""
+    """Of the node. Empty if the device plugin does not name it."""
 
 
 class CliqueMember:
@@ -69,8 +69,8 @@ class CliqueMember:
 
     The index of an entry is assigned by the write itself: `core.domains.clique.join_clique` chooses a free
     one from the object as read, and the write carries that object's resourceVersion. Two daemons that choose
-    the same index therefore cannot both succeed; the later one gets a conflict, reads again, and chooses
-    anew.
+    the same index therefore cannot both succeed. The later one gets a conflict, reads again, and chooses
+    another.
     """
 
     def __init__(self, api: KubeApi, identity: DaemonIdentity, random: Random) -> None:
@@ -105,7 +105,7 @@ class CliqueMember:
     async def _set_alone(self, status: Readiness) -> bool:
         """Write the own entry's status and nothing else: this cannot conflict with other daemons' writes.
 
-        False where the entry is not known, has this status already, or has moved since.
+        False if the entry is not known, has this status already, or has moved since.
         """
         identity, daemons = self._identity, self._latest.daemons
         number = next((n for n, daemon in enumerate(daemons) if daemon.node_name == identity.node), None)
@@ -174,9 +174,9 @@ class CliqueMember:
 def peers_of(value: ComputeDomainClique, node: str) -> Peers:
     """The daemons of a clique as the supervisor of this node's daemon needs them.
 
-    Each daemon writes its own entry, so an entry is no more to be trusted than its writer. What is no IP
-    address would write lines into the hosts file; this node's index or address in the entry of another (a
-    daemon that died, whose address this pod has got) would have nvidia-imex take itself for that node.
+    Each daemon writes its own entry, so an entry is no more to be trusted than its writer. Text that is no IP
+    address would write lines into the hosts file. This node's index or address in the entry of another (a
+    daemon that died and had this pod's address) would make nvidia-imex take itself for that node.
     """
     own = value.on(node)
     if own is None:
@@ -200,7 +200,7 @@ def peers_of(value: ComputeDomainClique, node: str) -> Peers:
 
 
 LABEL_SECONDS = 5.0
-"""For so long the clique is left to the first report of the mesh, which says it in the same write."""
+"""The time for which the clique is left to the first report of the mesh, which includes it."""
 LABEL_RETRY_SECONDS = 5.0
 
 _log = structlog.get_logger(__name__)
@@ -224,12 +224,12 @@ class OwnPod:
         return uid_of(found) != own.uid or is_being_deleted(found)
 
     async def report(self, mesh: str | None, error: str | None) -> None:
-        """Write the mesh as JSON, and how nvidia-imex ended; None removes either. Raises `KubeError`."""
+        """Write the mesh as JSON, and how nvidia-imex ended. None removes either. Raises `KubeError`."""
         annotations = {names.MESH_ANNOTATION: mesh, names.IMEX_ERROR_ANNOTATION: error}
         await self._write({**_clique_label(self._identity), "annotations": annotations})
 
     async def report_clique(self) -> None:
-        """The clique alone, where nothing was reported for a while; then return."""
+        """Report the clique alone if nothing was reported for a while. Then return."""
         await asyncio.sleep(LABEL_SECONDS)
         while not self._has_label:
             try:
@@ -247,7 +247,7 @@ class OwnPod:
 
 
 async def label_pod(api: KubeApi, identity: DaemonIdentity) -> None:
-    """Say at once which clique a pod is in; an empty value means a node without a fabric."""
+    """Label a pod with its clique at once. An empty value means a node without a fabric."""
     await api.patch(POD, identity.pod.name, identity.namespace, {"metadata": _clique_label(identity)})
 
 

@@ -1,13 +1,13 @@
-"""The programs nvidia-imex and nvidia-imex-ctl: starting one, asking the other.
+"""The programs nvidia-imex and nvidia-imex-ctl: starting one, querying the other.
 
-nvidia-imex ends with status 255 whatever keeps it from starting; the reason is in its log, which is its
+nvidia-imex ends with status 255 for every failure to start. The reason is in its log, which is its
 standard error here. So its output is read, passed on unchanged to the container's log, and the last three
 lines that are errors are kept (without errors the last line: a loader that misses a library writes no
 level). The text is the program's, so it is cleaned and bounded. A pipe of our own is used, because
 asyncio's PIPE makes `wait` wait for every process that holds the other end.
 
 nvidia-imex-ctl is the only interface that NVIDIA documents (IMEX service guide). `-q` prints one status
-word, `-N -j` the domain as JSON. `mesh_of` says whether a daemon is connected with each of its peers,
+word, `-N -j` the domain as JSON. `mesh_of` decides whether a daemon is connected with each of its peers,
 both ways. The domain's own verdict is not used: in DNS mode the node file names more nodes than have
 joined, and empty places count there as missing.
 """
@@ -44,7 +44,7 @@ class ImexConnection(msgspec.Struct, frozen=True):
 
 
 class ImexNode(msgspec.Struct, frozen=True, rename="camel"):
-    """One node of the domain; `connections` is keyed by the other node's index."""
+    """One node of the domain. `connections` is keyed by the other node's index."""
 
     status: str
     host: str = ""
@@ -54,14 +54,14 @@ class ImexNode(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ImexDomain(msgspec.Struct, frozen=True):
-    """The domain as the asked daemon sees it. `status` is UP, DOWN or DEGRADED; nodes are keyed by index."""
+    """The domain as one daemon sees it. `status` is UP, DOWN or DEGRADED. `nodes` is keyed by index."""
 
     status: str
     nodes: Mapping[str, ImexNode]
 
 
 class PeerMesh(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether one daemon reaches each of its peers. `missing` says which not, in words."""
+    """Whether one daemon reaches each of its peers. `missing` names the others, in words."""
 
     complete: bool
     peers: int
@@ -92,7 +92,7 @@ def mesh_of(domain: ImexDomain, own_index: int, peers: Iterable[int]) -> PeerMes
     """Whether the daemon at `own_index` is connected with every other of `peers`, both ways.
 
     In DNS mode the node file names more nodes than have joined, so the domain's own verdict counts empty
-    places as missing; the members of the clique are what matters.
+    places as missing. Only the members of the clique matter.
     """
     others = sorted(set(peers) - {own_index})
     missing = [
@@ -112,7 +112,7 @@ def _connection_status(domain: ImexDomain, source: int, target: int) -> str:
     return "no connection" if connection is None else connection.status
 
 
-# Asking the running daemon.
+# Querying the running daemon.
 
 
 CONTROL_SECONDS = 8.0
@@ -152,7 +152,7 @@ KEPT_ERRORS = 3
 """The refusal of a configuration takes two lines: what is wrong, and that validation failed."""
 LONGEST_LINE = 200
 LONGEST_PARTIAL = 4096
-"""Bytes of a line that has not ended yet; what follows is passed on and otherwise ignored."""
+"""Bytes of a line that has not ended yet. The rest is passed on and otherwise ignored."""
 DRAIN_SECONDS = 1.0
 """How long output is awaited of a program that has ended: a process that it left may hold the pipe."""
 
@@ -162,7 +162,7 @@ _PREFIX = re.compile(r"\A(?:(?:\[[^\]]*\] *)+|(?:ERROR|CRITICAL|FATAL): *)")
 
 
 class ImexChild(Protocol):
-    """A started program: `asyncio.subprocess.Process`, as far as it is used, and what it logged last."""
+    """A started program: `asyncio.subprocess.Process`, as far as it is used, and its last errors."""
 
     @property
     def returncode(self) -> int | None:
@@ -170,17 +170,17 @@ class ImexChild(Protocol):
 
     @property
     def complaint(self) -> str:
-        """The last errors that it logged, as one bounded line; empty where it wrote nothing."""
+        """The last errors that it logged, as one bounded line. Empty if it wrote nothing."""
 
     def send_signal(self, signal: int) -> None:
-        """Signal it; nothing once it has ended."""
+        """Signal it. Does nothing once it has ended."""
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""
 
 
 def how_it_ended(code: int, complaint: str) -> str:
-    """An unexpected end in words, for people: the exit status or the signal, and what was logged last."""
+    """An unexpected end in words, for people: the exit status or the signal, and the last errors logged."""
     try:
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
     except ValueError:
@@ -219,7 +219,7 @@ class LastErrors:
 
 
 class ImexProcess:
-    """The program as a process of its own; `output` is the reading end of its standard output and error."""
+    """The program as a separate process. `output` is the reading end of its standard output and error."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, output: BinaryIO, pass_on: Callable[[bytes], None]

@@ -1,18 +1,18 @@
 """Keeping nvidia-imex running: start, reload and restart as its peers and certificates change.
 
-The loop is level-triggered: whatever wakes it, it compares the peers that the daemon runs with to those
+The loop is level-triggered: at every wake it compares the peers that the daemon runs with to those
 of now and takes the one step that `next_step` names. nvidia-imex reads its node file once, at start. With
-DNS names a peer that moves is found again by SIGUSR1, which resolves the names anew; with addresses in
+DNS names a peer that moves is found again by SIGUSR1, which resolves the names again. With addresses in
 the file every change is a restart. A changed own index is always a restart: peers refuse exports of a
 daemon with a stale index as invalid handles.
 
 A daemon that ends unexpectedly, or cannot be started, is started again after 1 s, then after twice as
-long each time, up to 30 s, whoever joins or leaves meanwhile. The delay starts over once it ran for 30 s.
+long each time, up to 30 s, even if members join or leave. The delay starts over once it ran for 30 s.
 How it ended is kept until it was seen READY. nvidia-imex ignores a SIGUSR1 within 5 s of another, so
-signals are 6 s apart; one that comes before its handler is installed would end it, so the start counts as
-a signal.
+signals are 6 s apart. A signal that comes before its handler is installed would end it, so the start counts
+as a signal.
 
-At the end the daemon gets SIGTERM, so that it signs off at its peers, and is waited for; the pod's
+At the end the daemon gets SIGTERM, so that it signs off at its peers, and is waited for. The pod's
 grace period bounds the wait.
 
 Invariant: the node file and the hosts file that the running daemon has read are those of `running.peers`.
@@ -72,7 +72,7 @@ class PeerLayout:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStep:
-    """What to do, and why; `nodes` is the node file that the daemon is to run with."""
+    """The action, and the reason. `nodes` is the node file that the daemon is to run with."""
 
     action: StepAction
     reason: str
@@ -93,7 +93,7 @@ def next_step(layout: PeerLayout, running: Peers | None, now: Peers) -> Supervis
         # The index is the daemon's identity: exports of a daemon that runs under a stale one are refused
         # by its peers as invalid handles.
         return SupervisorStep("restart", f"its index went from {running.own_index} to {now.own_index}", nodes)
-    # In mode `dns` the node file holds fixed names, so only their addresses have to be resolved anew.
+    # In mode `dns` the node file holds fixed names, so only their addresses have to be resolved again.
     if dict(running.addresses) == dict(now.addresses):
         return SupervisorStep("nothing", "no peer has changed", nodes)
     return SupervisorStep("reload" if layout.mode == "dns" else "restart", "peers have changed", nodes)
@@ -133,7 +133,7 @@ class _RunningChild:
 
 @dataclass(eq=False)
 class Supervisor:
-    """Keeps one daemon running with the newest peers and credentials; `spawn` starts the program."""
+    """Keeps one daemon running with the newest peers and credentials. `spawn` starts the program."""
 
     layout: PeerLayout
     files: ImexFiles
@@ -147,11 +147,11 @@ class Supervisor:
     _not_before: float = field(default=float("-inf"), init=False)
     """Loop time of the next start after one that failed."""
     failure: str = field(default="", init=False)
-    """How the daemon ended last, in one line; empty once it was READY since."""
+    """How the daemon ended last, in one line. Empty once it was READY since."""
 
     @property
     def running_with(self) -> Peers | None:
-        """The peers that the daemon was last given; None while it does not run."""
+        """The peers that the daemon was last given, or None while it does not run."""
         return None if self._running is None else self._running.peers
 
     def set_peers(self, peers: Peers) -> None:
@@ -169,7 +169,7 @@ class Supervisor:
         self._changed.set()
 
     async def run(self) -> None:
-        """Supervise until cancelled; then end the daemon and wait for it."""
+        """Supervise until cancelled. Then end the daemon and wait for it."""
         try:
             while True:
                 # Cleared before the step: a change during the step wakes the loop again.
@@ -182,7 +182,7 @@ class Supervisor:
             await self._stop()
 
     async def _take_step(self) -> float | None:
-        """Take the next step; seconds until another is due whatever happens, None for no such time."""
+        """Take the next step. Returns the seconds until another is due without a wake, or None if none is."""
         if self._running is not None and self._running.ended.done():
             running, self._running = self._running, None
             self._failed(
@@ -223,7 +223,7 @@ class Supervisor:
             _log.info("imex.wait", reason="its certificate has not been issued yet")
             return CREDENTIALS_DELAY
         peers = self._peers  # they may change while the program is started: it knows these
-        # Before the start: from the names it learns which line of the node file it is itself.
+        # Before the start: from the names it learns which line of the node file is its own.
         self.files.write_hosts(peers.addresses)
         self.files.write_nodes(step.nodes)
         try:

@@ -7,9 +7,9 @@ A prepare call of kubelet passes these modules, in this order:
   also makes kubelet call again.
 - `prepare`: one crash-safe attempt at one claim, recorded in the checkpoint.
 - `gpu`, `nic`, `imex`: the drivers. Each implements the protocol `NodePlugin` of `plugin`.
-- `cdi`: the files that tell the container runtime what to change in a container, and NVIDIA's device files.
+- `cdi`: the files that describe a container's changes for the runtime, and NVIDIA's device files.
 
 Besides, `slices` keeps the node's ResourceSlices equal to its devices, `fabric` reads the NVLink fabric of
-the GPUs, and `storage` is what a plugin remembers on disk. `node_template` makes the slices of a node that
+the GPUs, and `storage` keeps a plugin's state on disk. `node_template` makes the slices of a node that
 does not exist yet, for an autoscaler.
 """

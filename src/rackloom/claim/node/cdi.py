@@ -1,26 +1,26 @@
-"""CDI specs, and the device files that they name: all that a container runtime changes for a device.
+"""CDI specs and the device files that they name: every change that a container runtime makes for a device.
 
 There are two kinds of specs. A claim has a transient one, `<vendor>-claim_<uid>.yaml` of kind
 `<vendor>/claim`, with one CDI device for each prepared device (`CdiDirectory`). All claims of a plugin
 share one spec with the files of NVIDIA's driver (`DriverSpec`). Files hold JSON, which is YAML, and name
-the oldest CDI version that knows what they use, so that old runtimes accept them.
+the oldest CDI version that has the features they use, so that old runtimes accept them.
 
 The driver's libraries, programs and firmware must match the kernel module, so no image brings them: they
 are bind-mounted from the host. `topology.discovery.nvidia_driver` finds them. `workload_edits` is the set for
 containers with a GPU, `daemon_edits` the set for IMEX daemons.
 
-How the loader in a container finds the libraries depends on nvidia-cdi-hook, where the host has it. The
+How the loader in a container finds the libraries depends on nvidia-cdi-hook, if the host has it. The
 runtime calls it for each container, with these commands in this order:
 
 - `create-symlinks` makes the links that the host has among the libraries (libcuda.so.1), and three that
   programs expect although not every host has them. Without it each link is a mount.
-- `enable-cuda-compat` puts the newer CUDA of an image before the driver's, where the driver's version
+- `enable-cuda-compat` puts the newer CUDA of an image before the driver's, if the driver's version
   allows that.
 - `update-ldcache` tells the loader where the libraries are. Without it LD_LIBRARY_PATH does, and the
   image's own value of that variable is lost.
 
 Older hooks fail for commands that they do not know. So the hook's program file is searched for the
-command names; it is never run. `DriverSpec` writes its spec again whenever the driver appears or changes.
+command names, and never run. `DriverSpec` rewrites its spec whenever the driver appears or changes.
 It never removes it: prepared claims name it, and their containers may start again.
 
 The numbers of NVIDIA's device files are those of the kernel. /proc/devices names the majors. The minors of
@@ -105,7 +105,7 @@ def _read_capability(file: Path) -> dict[str, str]:
 
 
 class DriverFiles(NodeValue, frozen=True, kw_only=True):
-    """Where the kernel lists the devices of NVIDIA's driver, and where device files are seen from here."""
+    """The paths of the kernel's list of NVIDIA driver devices, and of device files as seen from here."""
 
     proc_devices: Path = Path("/proc/devices")
     capabilities: Path = Path("/proc/driver/nvidia/capabilities")
@@ -133,7 +133,7 @@ class DriverFiles(NodeValue, frozen=True, kw_only=True):
         return tuple(_gpu_node(name, number, minor) for name, number, minor in files if number is not None)
 
     def of_mig(self, gpu: NodeGpu, mig: MigDevice) -> tuple[DeviceNode, ...]:
-        """For a MIG device: the file of its GPU, and what gives access to the two instances."""
+        """The files of a MIG device: that of its GPU, and the access files of its two instances."""
         instance = self.capabilities / f"gpu{gpu.minor}" / "mig" / f"gi{mig.gpu_instance}"
         files = (instance / "access", instance / f"ci{mig.compute_instance}" / "access")
         major = _read_majors(self.proc_devices).get(_CAPS_DRIVER)
@@ -173,7 +173,7 @@ def _gpu_node(name: str, major: int, minor: int) -> DeviceNode:
 
 
 def vfio_device_files(vfio: VfioGpu, iommu: IommuConfig) -> tuple[str, ...]:
-    """What a container needs to pass the GPU on."""
+    """The device files that a container needs to use the passed-through GPU."""
     if iommu.backend_policy is VfioBackendPolicy.PREFER_IOMMUFD and vfio.iommufd is not None:
         own, api = f"/dev/vfio/devices/{vfio.iommufd}", "/dev/iommu"
     else:
@@ -182,13 +182,13 @@ def vfio_device_files(vfio: VfioGpu, iommu: IommuConfig) -> tuple[str, ...]:
 
 
 class ImexKernel(NodeValue, frozen=True, kw_only=True):
-    """Where the kernel lists the IMEX channels, and the capability to manage IMEX."""
+    """The paths of the kernel's list of IMEX channels, and of the capability to manage IMEX."""
 
     proc_devices: Path = Path("/proc/devices")
     imex_capability: Path = Path("/proc/driver/nvidia/capabilities/fabric-imex-mgmt")
 
     def channel_major(self) -> int:
-        """Major number of the channel devices. Raises `Refused` where the driver offers none."""
+        """Major number of the channel devices. Raises `Refused` if the driver offers none."""
         return self._major(IMEX_CHANNEL_DEVICES)
 
     def has_channels(self) -> bool:
@@ -200,7 +200,7 @@ class ImexKernel(NodeValue, frozen=True, kw_only=True):
         return True
 
     def management_node(self) -> DeviceNode:
-        """The device that lets a daemon manage the fabric. Raises `Refused` where there is none."""
+        """The device that lets a daemon manage the fabric. Raises `Refused` if there is none."""
         try:
             fields = _read_capability(self.imex_capability)
             minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
@@ -246,7 +246,7 @@ class CdiDirectory:
         self._vendor = f"k8s.{driver}"
 
     def write(self, uid: str, prepared: PreparedClaim) -> None:
-        """Write the spec of a claim; a claim without edits gets no file, and loses one it had."""
+        """Write the spec of a claim. A claim without edits gets no file, and its old file is removed."""
         devices = {_cdi_device_name(uid, device): device.edits for device in prepared.devices if device.edits}
         if not devices:
             self.remove(uid)
@@ -301,7 +301,7 @@ def cdi_spec(kind: str, devices: dict[str, ContainerEdits]) -> bytes:
 
 
 def minimum_cdi_version(kind: str, devices: dict[str, ContainerEdits]) -> str:
-    """The oldest CDI version that knows what is used, so that old runtimes accept it."""
+    """The oldest CDI version that has the features used, so that old runtimes accept the spec."""
     if "." in kind.partition("/")[2]:
         return "0.6.0"
     return "0.5.0" if any(name[0].isdigit() for name in devices) else "0.3.0"
@@ -336,17 +336,17 @@ _UNVERSIONED = (
     "libEGL_nvidia",
     "libGLESv*_nvidia",
 )
-"""The driver's libraries where their names tell no version."""
+"""The driver's libraries whose names have no version."""
 _EXPECTED_LINKS = {
     "libcuda": ("libcuda.so", "libcuda.so.1"),
     "libnvidia-opticalflow": ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
     "libGLX_nvidia": ("libGLX_indirect.so.0", None),
 }
-"""By library: a link that programs open, and where it points; None is the library itself."""
+"""By library: a link that programs open, and its target. None means the library itself."""
 _READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _HOOK = "nvidia-cdi-hook"
 _HOOK_PLACES = (*PROGRAM_PLACES, "usr/local/nvidia/toolkit")
-"""The last is where GPU Operator puts its own."""
+"""The last is the directory of GPU Operator."""
 _CREATE_SYMLINKS, _CUDA_COMPAT, _UPDATE_CACHE = "create-symlinks", "enable-cuda-compat", "update-ldcache"
 _COMMANDS = (_CREATE_SYMLINKS, _CUDA_COMPAT, _UPDATE_CACHE)
 
@@ -359,7 +359,7 @@ class HookProgram(NodeValue, frozen=True, kw_only=True):
 
 
 def daemon_edits(driver: NvidiaDriver) -> ContainerEdits:
-    """Programs, libraries and GPUs for nvidia-imex, without a hook; none on a host that lacks nvidia-imex."""
+    """Programs, libraries and GPUs for nvidia-imex, without a hook. Empty if the host lacks nvidia-imex."""
     programs, libraries = driver.programs(*_IMEX_PROGRAMS), driver.libraries(*_IMEX_LIBRARIES)
     if not libraries or not any(file.path.name == "nvidia-imex" for file in programs):
         return ContainerEdits()
@@ -421,7 +421,7 @@ class DriverSpec:
     """The shared spec of one plugin's driver files.
 
     `base` is the host's root as it is seen from here, and `host_base` as the host has it. `make` turns a
-    driver into edits. Without `required` a node without the driver's files is served too: one whose devices
+    driver into edits. Without `required`, a node without the driver's files is served too if its devices
     are declared.
     """
 
@@ -451,7 +451,7 @@ class DriverSpec:
         return self._ids
 
     async def refresh(self) -> bool:
-        """Bring the spec up to date; whether another driver is there now. Cheap while nothing changed."""
+        """Bring the spec up to date. Returns whether the driver changed. Cheap if nothing changed."""
         return await asyncio.to_thread(self._refresh)
 
     def _refresh(self) -> bool:
@@ -484,7 +484,7 @@ def _mount(driver: NvidiaDriver, real: PurePosixPath, path: PurePosixPath) -> Co
 
 
 def _links(libraries: tuple[DriverFile, ...]) -> Iterator[tuple[str, PurePosixPath]]:
-    """(target, link) of every link to make, each link once: the host's, then what programs expect besides."""
+    """(target, link) of every link to make, each link once: the host's, then others that programs expect."""
     made: set[PurePosixPath] = set()
     for file in libraries:
         if file.link is not None:
@@ -519,7 +519,7 @@ def _device_nodes(directory: Path) -> Iterator[DeviceNode]:
 
 
 def _mentions(file: Path, command: str) -> bool:
-    """Whether a program holds the text."""
+    """Whether a program contains the text."""
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(command.encode()) >= 0

@@ -1,10 +1,10 @@
-"""The NVLink fabric of a node: what its GPUs report, and the clique that follows.
+"""The NVLink fabric of a node: the reports of its GPUs, and the clique that follows from them.
 
 A clique is a set of GPUs that can share memory over NVLink, named `<clusterUUID>.<cliqueId>`. Every GPU
 of a node must name the same one (`clique_of`). While a GPU is still registering, failed to register, or
 GPUs disagree (the fabric is being partitioned), the clique is unknown and `Retry` names the reason. A GPU
 behind the NVSwitches of a single machine reports a cluster UUID of zeros: it has no fabric beyond the
-machine, hence no clique.
+machine, and so no clique.
 
 `read_nvml_fabric` reads NVML: nvmlDeviceGetGpuFabricInfoV (version 3, else 2) for state, clique and
 health, and nvmlDeviceGetPlatformInfo for chassis, slot, tray, module and GUID. ERROR_NOT_SUPPORTED or a
@@ -16,12 +16,12 @@ rehearsals, simulated nodes and tests:
                "tray": 2, "moduleId": 1, "fabricGuid": "0x7c0a...", "health": "Healthy"}]}
 
 `state` is one of notSupported, notStarted, inProgress, completed. A GPU may override `clusterUUID`,
-`cliqueId` and `state`; every field of a GPU may be left out.
+`cliqueId` and `state`. Every field of a GPU may be left out.
 
-`FabricMonitor` keeps the newest observation. A failed read keeps what was known, since a GPU that is
+`FabricMonitor` keeps the newest observation. A failed read keeps the last one, since a GPU that is
 being reset has not left its rack, and a known clique never becomes none, since jobs run on it.
 
-Source: nvmlDeviceGetGpuFabricInfo (states and status); NVIDIA's DRA driver with
+Source: nvmlDeviceGetGpuFabricInfo (states and status), and NVIDIA's DRA driver with
 CrashOnNVLinkFabricErrors.
 """
 
@@ -62,13 +62,13 @@ class FabricState(IntEnum):
 
 
 class GpuFabric(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU reports about its NVLink fabric."""
+    """One GPU's report about its NVLink fabric."""
 
     name: str
     """For messages: `gpu-0 (GPU-...)`."""
     state: FabricState
     status: int = 0
-    """NVML return code of the registration, once it is completed; 0 is success."""
+    """NVML return code of the registration, once it is completed. 0 means success."""
     cluster_uuid: str = names.NO_CLUSTER
     clique_id: int = 0
     key: GpuKey = GpuKey()
@@ -78,7 +78,7 @@ class GpuFabric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFabric(msgspec.Struct, frozen=True, kw_only=True):
-    """What all GPUs of the node report; a node without GPUs has none."""
+    """The reports of all GPUs of the node. Empty if the node has no GPUs."""
 
     gpus: tuple[GpuFabric, ...] = ()
     driver_version: str | None = None
@@ -100,7 +100,7 @@ def clique_of(fabric: NodeFabric) -> str:
 
 
 def check_fabric_driver(fabric: NodeFabric) -> None:
-    """Raise `Refused` for a driver whose IMEX daemon cannot resolve its peers' names again while it runs."""
+    """Raise `Refused` if the driver's IMEX daemon cannot resolve its peers' names again while it runs."""
     version = fabric.driver_version
     if version is not None and is_driver_too_old(version):
         raise Refused(
@@ -158,7 +158,7 @@ class _DeclaredFabric(msgspec.Struct, frozen=True, kw_only=True, rename="camel",
 
 
 def read_declared_fabric(path: Path) -> NodeFabric:
-    """Read the file. Raises `Refused` naming what is wrong with it."""
+    """Read the file. Raises `Refused` with the reason if the file is invalid."""
     try:
         file = decode_json(path.read_bytes(), path.name, _DeclaredFabric)
         gpus = tuple(_declared_gpu_fabric(index, gpu, file) for index, gpu in enumerate(file.gpus))
@@ -201,10 +201,10 @@ _NO_SUMMARY = (Health.UNKNOWN, "this driver does not report the health of the fa
 
 
 def read_nvml_fabric(driver_root: Path) -> NodeFabric:
-    """What every GPU reports. Blocks for some milliseconds.
+    """The report of every GPU. Blocks for some milliseconds.
 
-    The library is that of the driver below `driver_root`, else the system's. Raises `Refused` where there is
-    no driver, and `Retry` when it is there and does not answer.
+    The library is that of the driver below `driver_root`, or else the system's. Raises `Refused` if there is
+    no driver, and `Retry` if the driver does not answer.
     """
     with nvml_session(driver_root) as nvml:
         if nvml is None:
@@ -215,7 +215,7 @@ def read_nvml_fabric(driver_root: Path) -> NodeFabric:
 
 
 def gpu_fabric(nvml: Any, index: int, handle: Any) -> GpuFabric:
-    """What one GPU reports; `nvml` is the initialized library. Raises its errors."""
+    """The report of one GPU. `nvml` is the initialized library. Raises its errors."""
     uuid = nvml.nvmlDeviceGetUUID(handle)
     name = f"gpu-{index} ({uuid})"
     key, tray = _join_key(nvml, handle, uuid)
@@ -237,7 +237,7 @@ def gpu_fabric(nvml: Any, index: int, handle: Any) -> GpuFabric:
 
 
 def _fabric_info(nvml: Any, handle: Any) -> Any:
-    """The newest version that this driver fills in; None where it knows of no fabric."""
+    """The newest version that this driver fills in, or None if it has no fabric support."""
     layouts = (
         (nvml.c_nvmlGpuFabricInfo_v3_t, nvml.nvmlGpuFabricInfo_v3),
         (nvml.c_nvmlGpuFabricInfo_v2_t, nvml.nvmlGpuFabricInfo_v2),
@@ -256,7 +256,7 @@ def _fabric_info(nvml: Any, handle: Any) -> Any:
 
 
 def _join_key(nvml: Any, handle: Any, uuid: str) -> tuple[GpuKey, int | None]:
-    """The join key, and the tray's index; boards outside a rack have no platform information."""
+    """The join key, and the tray's index. Boards outside a rack have no platform information."""
     info = nvml.c_nvmlPlatformInfo_v2_t()
     info.version = nvml.nvmlPlatformInfo_v2
     pci = nvml.nvmlDeviceGetPciInfo(handle).busId
@@ -269,7 +269,7 @@ def _join_key(nvml: Any, handle: Any, uuid: str) -> tuple[GpuKey, int | None]:
     except nvml.NVMLError:
         return key, None
     serial = _raw_field(info, "chassisSerialNumber").partition(b"\0")[0].decode("ascii", "replace").strip()
-    # On Blackwell the GUID has 8 bytes; the rest of the field is zero.
+    # On Blackwell the GUID has 8 bytes, and the rest of the field is zero.
     guid = int.from_bytes(_raw_field(info, "ibGuid")[:8], "big")
     slot, module, tray = (_raw_field(info, field)[0] for field in ("slotNumber", "moduleId", "trayIndex"))
     place = Fact(SlotKey(serial, slot, module), Source.NVML) if serial else None
@@ -301,9 +301,9 @@ class FabricMonitor:
         self.fabric = NodeFabric()
         self.observed_at = 0.0
         self.trouble: str | None = "the fabric was not looked at yet"
-        """Why the newest observation failed; None when it succeeded."""
+        """Why the newest observation failed, or None if it succeeded."""
         self.missing: str | None = None
-        """What has to appear before this node has a fabric: a driver, or a newer one. None for nothing."""
+        """The missing part of this node's fabric: a driver, or a newer one. None if nothing is missing."""
 
     async def clique(self) -> str:
         """The clique of this node, "" for none. Raises `Retry` until it was known, and without a driver."""
@@ -315,14 +315,14 @@ class FabricMonitor:
         return self._clique
 
     async def need_driver(self) -> None:
-        """Raise `Retry` while the newest observation missed something."""
+        """Raise `Retry` if the newest observation found something missing."""
         if not self._observed:
             await self.observe()
         if self.missing is not None:
             raise Retry(self.missing, after=DRIVER_SECONDS)
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever the clique changes, or a driver comes or goes."""
+        """Call `callback` whenever the clique changes, or a driver comes or goes."""
         self._on_change = callback
 
     async def observe(self) -> None:

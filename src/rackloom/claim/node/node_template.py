@@ -1,8 +1,8 @@
-"""What our plugins would publish on a machine that is known by its profile only.
+"""The slices that our plugins would publish on a machine that is known by its profile only.
 
 The devices are made by the functions with which the plugins make them (`gpu.inventory.gpu_device`,
-`core.nics.devices.nic_device`, `imex.devices.imex_pool`), so names and attributes are the same. What a
-profile does not say is absent, and so is what depends on the state of a node (link state, addresses, MTU).
+`core.nics.devices.nic_device`, `imex.devices.imex_pool`), so names and attributes are the same. Values
+that the profile lacks are absent, and so are those of a node's state (link state, addresses, MTU).
 Each GPU has the UUID `template-<n>`, and on a rack all have the clique `template.0`, so that constraints
 among the GPUs of a node hold.
 """
@@ -48,7 +48,7 @@ _STATE = frozenset(
 
 
 def profile_template(machine: Machine, group: str, *, has_fabric: bool) -> tuple[ResourceSlice, ...]:
-    """The slices of a new node `group` of this machine. `has_fabric`: it is a tray of a rack.
+    """The slices of a new node `group` of this machine. With `has_fabric` it is a tray of a rack.
 
     A driver without devices has none. The machine counts as its own kernel shows it: a driver sees no more.
     """
@@ -82,7 +82,7 @@ def _gpu_devices(machine: Machine, clique: str) -> tuple[Device, ...]:
 
 
 def _nic_devices(machine: Machine) -> tuple[Device, ...]:
-    """Those that carry tenant data, as the NIC plugin publishes them."""
+    """The NICs that carry tenant data, as the NIC plugin publishes them."""
     host = HostReading(name=machine.name, pci=tuple(_functions(machine)), rdma=tuple(_rdma_devices(machine)))
     links = tuple(_link(nic) for nic in machine.nics if nic.if_name is not None)
     snapshot = NicSnapshot(host=host, machine=machine, links=links)

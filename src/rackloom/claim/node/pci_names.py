@@ -1,4 +1,4 @@
-"""Names of PCI vendors and devices from the host's `pci.ids`, where it has that file."""
+"""Names of PCI vendors and devices from the host's `pci.ids`, if it has that file."""
 
 from rackloom.core.nics.devices import PciNames, parse_pci_ids
 from rackloom.topology.discovery.sysfs import Sysroot
@@ -8,7 +8,7 @@ _LARGEST_PCI_IDS = 8 << 20
 
 
 def read_pci_names(sysroot: Sysroot) -> PciNames:
-    """The host's list; without one, no device has a name."""
+    """The host's list of names. Empty if the host has no such file."""
     for file in PCI_IDS_FILES:
         found = sysroot.real(file)
         if found is not None:

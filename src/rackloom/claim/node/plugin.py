@@ -6,7 +6,7 @@ the checkpoint, CDI files, ResourceSlices and metrics.
 
 `prepare` and `unprepare` are single attempts. They must be idempotent, since the process may die after
 any step. They raise `Retry` for a reason that may pass and `Refused` for one that will not. `intent`
-returns, before anything is touched, what `unprepare` needs to undo a prepare that was cut off.
+returns, before anything is touched, the data that `unprepare` needs to undo a prepare that was cut off.
 
 A driver gets an `AllocatedClaim` of `core.cluster.claims`: its own devices and opaque configurations.
 `ContainerEdits` are CDI containerEdits and are written to CDI files. `CheckpointEntry` is stored on disk as
@@ -32,7 +32,7 @@ class NodeValue(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceNode(NodeValue, frozen=True, kw_only=True, rename="camel"):
     """A character device to make in the container (CDI deviceNodes), always written in full.
 
-    Where the type or the major number is missing, a runtime looks at the host's file. The host need not have
+    If the type or the major number is missing, a runtime looks at the host's file. The host need not have
     one for IMEX channels and capabilities. There is no owner: CDI then takes the user of the container, so
     that user can open a file which only its owner may open.
     """
@@ -43,7 +43,7 @@ class DeviceNode(NodeValue, frozen=True, kw_only=True, rename="camel"):
     minor: int
     file_mode: int
     permissions: str = "rwm"
-    """What the cgroup allows: read, write, mknod."""
+    """The access that the cgroup allows: read, write, mknod."""
 
 
 class ContainerMount(NodeValue, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -64,7 +64,7 @@ class ContainerHook(NodeValue, frozen=True, kw_only=True, omit_defaults=True, re
 
 
 class ContainerEdits(NodeValue, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What a runtime changes in a container that gets the device (CDI containerEdits)."""
+    """The changes that a runtime makes in a container that gets the device (CDI containerEdits)."""
 
     env: tuple[str, ...] = ()
     """`NAME=value`."""
@@ -82,7 +82,7 @@ class PreparedDevice(NodeValue, frozen=True, kw_only=True):
 
     result: AllocatedDevice
     kind: str
-    """What it is counted as: `channel`, `daemon`, `gpu`, `nic`."""
+    """The kind under which it is counted: `channel`, `daemon`, `gpu`, `nic`."""
     edits: ContainerEdits = ContainerEdits()
     shared_cdi_ids: tuple[str, ...] = ()
     """Devices of specs that outlive the claim, which it also needs."""
@@ -93,7 +93,7 @@ class PreparedClaim(NodeValue, frozen=True, kw_only=True):
 
     devices: tuple[PreparedDevice, ...]
     record: Mapping[str, Any] = {}
-    """What the plugin needs at unprepare; JSON."""
+    """Data that the plugin needs at unprepare, as JSON."""
 
 
 class PrepareState(StrEnum):
@@ -117,7 +117,7 @@ class ReadyDevice(NodeValue, frozen=True, kw_only=True):
 
 
 class CheckpointEntry(NodeValue, frozen=True, kw_only=True):
-    """What the checkpoint holds of one claim."""
+    """One claim as the checkpoint holds it."""
 
     ref: ClaimRef
     state: PrepareState
@@ -136,13 +136,13 @@ class DevicePool(NodeValue, frozen=True, kw_only=True):
     name: str
     devices: tuple[Device, ...]
     counters: tuple[CounterSet, ...] = ()
-    """What `devices` draw from, as partitionable devices do (KEP-4815)."""
+    """The counter sets that `devices` consume, as partitionable devices do (KEP-4815)."""
     without_counters: tuple[Device, ...] = ()
     """Published in place of all this by an API server that keeps no counters."""
 
 
 class Health(StrEnum):
-    """Whether a device works; unknown where that could not be observed."""
+    """Whether a device works. Unknown if that could not be observed."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
@@ -163,7 +163,7 @@ class NodePlugin(Protocol):
     """The devices of one driver on one node.
 
     `prepare` and `unprepare` are single attempts: they are called again, so they must be idempotent, and they
-    may be cut off after any step. They raise `Retry` for what may pass and `Refused` for what will not.
+    may be cut off after any step. They raise `Retry` for a reason that may pass and `Refused` for others.
     """
 
     @property
@@ -175,21 +175,21 @@ class NodePlugin(Protocol):
         """Every `PreparedDevice.kind` that it can prepare."""
 
     def missing(self) -> str | None:
-        """What has to appear on this node before it has devices at all, such as a driver; None for nothing.
+        """The part that this node needs before it has any devices, such as a driver. None if none is missing.
 
-        The plugin waits for it, and answers kubelet meanwhile: earlier claims must be unprepared.
+        The plugin waits for it, and still answers kubelet: earlier claims must be unprepared.
         """
         return None
 
     def resume(self, claims: Callable[[], Collection[CheckpointEntry]]) -> None:
-        """Called before anything else: `claims` returns what the checkpoint holds at any later time."""
+        """Called before anything else. `claims` returns the checkpoint's entries at any later time."""
         return
 
     async def pools(self) -> tuple[DevicePool, ...]:
-        """What to publish now. Raises `Retry` when the devices cannot be read at present."""
+        """The pools to publish now. Raises `Retry` if the devices cannot be read at present."""
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
-        """What `unprepare` needs to undo a `prepare` that was cut off; stored before the first attempt.
+        """The data that `unprepare` needs to undo a cut-off `prepare`, stored before the first attempt.
 
         Raises `Refused` for a claim that can never be prepared. Touches nothing.
         """
@@ -198,21 +198,21 @@ class NodePlugin(Protocol):
         """Make the devices of `claim` usable."""
 
     async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
-        """Yield whenever a waiting claim is worth another attempt before its time; by default never."""
+        """Yield whenever a waiting claim is worth an early attempt. By default never."""
         for _ in ():
             yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
-        """Undo `prepare`, whether it was finished or not, but leave what `others` on this node still use.
+        """Undo `prepare`, whether it was finished or not, but leave everything that `others` here still use.
 
         The claim may be gone from the API server.
         """
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
-        """Remove what no claim uses any more, and what `unprepare` could not remove."""
+        """Remove everything that no claim uses any more, and everything that `unprepare` could not remove."""
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Watch the devices for as long as the plugin runs; `wake` has them published again."""
+        """Watch the devices for as long as the plugin runs. `wake` makes the plugin publish them again."""
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """Health of every published device."""

@@ -10,17 +10,17 @@ have replaced it.
 2. Raise `Retry` while another claim on this node still holds a device exclusively. kubelet unprepares
    that claim.
 3. Write an entry in state PrepareStarted, with the driver's `intent`, to the checkpoint.
-4. Let the driver prepare, then check step 2 again: another claim may have completed meanwhile.
+4. Let the driver prepare, then check step 2 again: another claim may have completed in the meantime.
 5. Write the CDI spec, then the entry in state PrepareCompleted.
 
 `unprepare` marks the entry as being undone, lets the driver undo it, removes the CDI spec, and drops the
 entry. An entry that had only started becomes PrepareAborted instead, for step 1.
 
-Invariant: whatever a driver may have touched is named by an entry on disk, and the entry goes only after the
-undo. So a crash is safe between any two steps. Before step 3 nothing was touched. From step 3 to step 5 the
-entry is PrepareStarted: kubelet prepares again, or the sweep of `run` undoes it by its intent. A CDI spec
-without a completed entry is never handed to kubelet, and is written anew or swept. During `unprepare` the
-mark keeps the claim from being counted as prepared, and kubelet repeats the call until it succeeds.
+Invariant: everything that a driver may have touched is named by an entry on disk, and the entry goes only
+after the undo. So a crash is safe between any two steps. Before step 3 nothing was touched. From step 3 to
+step 5 the entry is PrepareStarted: kubelet prepares again, or the sweep of `run` undoes it by its intent. A
+CDI spec without a completed entry is never handed to kubelet, and is rewritten or swept. During `unprepare`
+the mark keeps the claim from being counted as prepared, and kubelet repeats the call until it succeeds.
 
 `PluginMetrics` has the names that dashboards for NVIDIA's DRA driver use. All series exist with the value
 zero from the start, so that the first failure is a change and not a new series.
@@ -54,7 +54,7 @@ DURATION_BUCKETS = tuple(0.05 * 2**step for step in range(9))
 
 
 class PluginMetrics:
-    """Counters of one plugin on one node, whose devices are of `kinds`."""
+    """Counters of one plugin on one node. Its devices are of `kinds`."""
 
     def __init__(self, driver: str, node: str, kinds: tuple[str, ...]) -> None:
         self.registry = CollectorRegistry()
@@ -109,7 +109,7 @@ class PluginMetrics:
         self._prepare_errors.labels(self._driver, "publish_resources").inc()
 
     def page(self, claims: Mapping[str, CheckpointEntry]) -> bytes:
-        """The page that Prometheus reads; `claims` as the checkpoint has them."""
+        """The page that Prometheus reads. `claims` are the checkpoint's entries."""
         completed = [entry for entry in claims.values() if entry.state is PrepareState.COMPLETED]
         found = [device.kind for entry in completed for device in entry.devices]
         for kind in self._kinds:
@@ -158,7 +158,7 @@ def api_failure(doing: str, error: KubeError) -> Exception:
 
 
 ABORTED_TTL = 90.0
-"""Seconds: twice kubelet's timeout. A prepare that overlapped the giving back has ended by then."""
+"""Seconds: twice kubelet's timeout. A prepare that overlapped the unprepare has ended by then."""
 HELD_RETRY_SECONDS = 1.0
 
 
@@ -220,7 +220,7 @@ class ClaimPreparer:
         return devices
 
     async def unprepare(self, uid: str) -> None:
-        """Undo what was prepared of a claim, if it is known. Raises `Retry` or `Refused`."""
+        """Undo the prepare of a claim, if it is known. Raises `Retry` or `Refused`."""
         entry = self.checkpoint.claims.get(uid)
         if entry is None or entry.state is PrepareState.ABORTED:
             self.cdi.remove(uid)
@@ -261,7 +261,7 @@ class ClaimPreparer:
             self.cdi.remove(uid)
 
     def _begin(self, entry: CheckpointEntry) -> None:
-        """Record what is about to happen."""
+        """Record the attempt before it starts."""
         if self.checkpoint.claims.get(entry.ref.uid) != entry:
             self.checkpoint.put(entry)
 

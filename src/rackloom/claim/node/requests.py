@@ -1,32 +1,32 @@
 """kubelet's prepare and unprepare requests: several claims at once, an answer for each in time.
 
-`Requests` gives every claim a task. An IMEX channel waits here for a daemon whose own claim arrives at
-this same plugin meanwhile, so nothing that another claim needs is held between two attempts: the lock of
+`Requests` gives every claim a task. An IMEX channel waits here for a daemon whose own claim may arrive at
+this same plugin later, so nothing that another claim needs is held between two attempts: the lock of
 a claim lasts for one attempt, and there is no other lock. Answers are ready after 44 s at the latest,
-since kubelet stops waiting after 45 s and then nobody reads the reason. An attempt that then cannot stop at
+since kubelet stops waiting after 45 s and then ignores the reason. An attempt that then cannot stop at
 once (a thread that talks to a driver or a DHCP server) ends in the background and keeps its lock until then,
 so neither the next attempt nor an unprepare overlaps it.
 
 `persist` repeats one attempt until it succeeds, is refused, or the deadline of the caller comes. Pauses
-double from 0.25 s to 3 s (exponential backoff) and are at least as long as `Retry` asks. A change that
+double from 0.25 s to 3 s (exponential backoff) and are at least as long as `Retry` requires. A change that
 the driver reports ends a pause early.
 
 A prepare that failed, or that kubelet gave up, is repeated in the background (`BackgroundRetries`) for up to
 900 s, until kubelet's next call for the claim or its unprepare. A refused claim is repeated too, since a node
-label, a role or a kernel module may be put right; but seldom, because each attempt asks the API server and a
-tenant can create many claims that will never be prepared. At most 512 claims, of which at most 128 refused,
-are retried at once, and refused claims share a rate of four attempts a second.
+label, a role or a kernel module may be put right. That happens seldom, because each attempt calls the API
+server and a tenant can create many claims that will never be prepared. At most 512 claims, of which at most
+128 refused, are retried at once, and refused claims share a rate of four attempts a second.
 
-kubelet by itself would call again late. It calls NodePrepareResources when it syncs a pod without a sandbox.
-If that fails, SyncPod records the event FailedPrepareDynamicResources and returns no error, so the pod is
-tried again not after 10 s but at its next resync, after 60 to 90 s (k8s.io/kubernetes v1.34 to v1.37,
+Without this, kubelet would call again late. It calls NodePrepareResources when it syncs a pod without a
+sandbox. If that fails, SyncPod records the event FailedPrepareDynamicResources and returns no error, so the
+pod is tried again not after 10 s but at its next resync, after 60 to 90 s (k8s.io/kubernetes v1.34 to v1.37,
 kuberuntime_manager.go and pod_workers.go, completeWork). A change of the pod's annotations syncs it at once
 (config.go, podsDifferSemantically). So `PodSync` writes the time into one annotation of the pods that can be
 helped now. It does so in four cases:
 
-- A claim is prepared whose call kubelet had given up.
+- A claim is prepared after kubelet gave up its call.
 - kubelet has registered the plugin: earlier pods failed because the driver was not registered.
-- The API server answers again: kubelet could not read the pods' claims meanwhile.
+- The API server answers again: kubelet could not read the pods' claims during the outage.
 - This process was stopped (SIGSTOP, a frozen cgroup) for 45 s or more: calls timed out without arriving
   here.
 
@@ -82,15 +82,15 @@ MOST_REFUSED = 128
 """Refused claims that are retried at once, so that they leave room for others."""
 NO_ATTEMPT_ENDED = "the first attempt did not end in time"
 UNASKED_SECONDS = 900.0
-"""How long a claim is retried for which kubelet does not call: while a pod waits, it calls every 90 s."""
+"""How long a claim is retried without a call of kubelet: while a pod waits, it calls every 90 s."""
 MOST_CLAIMS = 512
-"""Claims that are retried at once. A node takes 110 pods by default; the claims of more wait for kubelet."""
+"""Claims that are retried at once. A node takes 110 pods by default. Further claims wait for kubelet."""
 
 
 async def persist(
     attempt: Callable[[], Awaitable[T]], *, deadline: float, changes: AsyncIterator[None] | None = None
 ) -> T:
-    """Call `attempt` until it returns; at `deadline` (loop time) raise the last `Retry` that it raised.
+    """Call `attempt` until it returns. At `deadline` (loop time) raise the last `Retry` that it raised.
 
     Any other error is raised at once. Each of `changes`, which are listened to from the first failure on,
     ends a pause early. Nothing is held while it pauses.
@@ -129,9 +129,9 @@ async def _listen(changes: AsyncIterator[None], woken: asyncio.Event) -> None:
 class BackgroundRetries:
     """Prepares claims for which no call of kubelet waits, each in a task.
 
-    `work` is one round for a claim, which ends when nothing is left to do for it. It raises `Retry` where the
-    next round may have a chance, after pauses of its own, `Refused` where something has to change before, and
-    `ObsoleteClaim` where no round has a chance.
+    `work` is one round for a claim, which ends when nothing is left to do for it. It raises `Retry` if the
+    next round may succeed after its pauses, `Refused` if something has to change first, and
+    `ObsoleteClaim` if no round can succeed.
     """
 
     def __init__(self, work: RetryWork) -> None:
@@ -153,7 +153,7 @@ class BackgroundRetries:
         task.add_done_callback(partial(self._forget, ref.uid))
 
     def stop(self, uid: str) -> bool:
-        """Stop retrying a claim; returns whether it was being retried."""
+        """Stop retrying a claim. Returns whether it was being retried."""
         task = self._tasks.get(uid)
         return task is not None and task.cancel()
 
@@ -200,7 +200,7 @@ def _claim_fields(ref: ClaimRef) -> dict[str, str]:
     return {"claim": str(ref), "uid": ref.uid}
 
 
-# Having kubelet sync pods.
+# Making kubelet sync pods.
 
 
 RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
@@ -208,7 +208,7 @@ RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
 CLOCK_CHECK_SECONDS = 10.0
 """Between two checks of the clock."""
 STOPPED_SECONDS = 45.0
-"""kubelet's timeout of a call. A pause of `CLOCK_CHECK_SECONDS` that takes so long: the process was
+"""kubelet's timeout of a call. If a pause of `CLOCK_CHECK_SECONDS` takes this long, the process was
 stopped."""
 API_PAUSE_SECONDS = 2.0
 """Between attempts to reach an API server that does not answer and names no time."""
@@ -216,7 +216,7 @@ API_PAUSE_SECONDS = 2.0
 
 @dataclass(eq=False)
 class PodSync:
-    """The pods of one node, for the plugin of `driver`. `claims` gives what its checkpoint holds now."""
+    """The pods of one node, for the plugin of `driver`. `claims` returns the checkpoint's current entries."""
 
     api: KubeApi
     node: str
@@ -226,11 +226,11 @@ class PodSync:
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def wake(self) -> None:
-        """Have `run` sync pods that kubelet may have failed before it could call the plugin."""
+        """Make `run` sync pods that kubelet may have failed before it could call the plugin."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Sync the waiting pods of the node whenever woken, or stopped for long; never returns."""
+        """Sync the node's waiting pods after each wake and each long stop of this process. Never returns."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -267,7 +267,7 @@ class PodSync:
     async def _is_waiting(self, pod: Object) -> bool:
         """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
 
-        After a reboot kubelet may not have reported yet that the sandbox is gone; the checkpoint shows it
+        After a reboot kubelet may not have reported yet that the sandbox is gone. The checkpoint shows it
         already.
         """
         namespace, names = namespace_of(pod) or "", tuple(pod_claim_names(pod))
@@ -306,7 +306,7 @@ class PodSync:
 
 
 ANSWER_SECONDS = 44.0
-"""Seconds: kubelet stops waiting after 45, and then nobody reads the reason."""
+"""Seconds. kubelet stops waiting after 45 and then ignores the reason."""
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,7 +328,7 @@ class Requests:
     _retries: BackgroundRetries = field(init=False)
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
     _attempts: set["asyncio.Task[Any]"] = field(default_factory=set, init=False)
-    """Those that run, also when nobody waits for them any more."""
+    """The running attempts, including those that no caller waits for."""
     _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -337,13 +337,13 @@ class Requests:
     async def prepare(
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
     ) -> dict[str, ClaimAnswer]:
-        """Prepare claims; an answer for every UID, within `patience` seconds."""
+        """Prepare claims. Returns an answer for every UID, within `patience` seconds."""
         return await self._all("prepare", refs, self._prepare, patience)
 
     async def unprepare(
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
     ) -> dict[str, ClaimAnswer]:
-        """Unprepare claims; an answer for every UID, within `patience` seconds."""
+        """Unprepare claims. Returns an answer for every UID, within `patience` seconds."""
         return await self._all("unprepare", refs, self._unprepare, patience)
 
     async def close(self) -> None:
@@ -404,7 +404,7 @@ class Requests:
         return ClaimAnswer(devices=devices)
 
     async def _prepare_in_background(self, ref: ClaimRef) -> None:
-        """Prepare as for a call of kubelet, with the claim read anew; then have kubelet call."""
+        """Prepare as for a call of kubelet, with the claim read again. Then make kubelet call."""
         await self._devices(ref, asyncio.get_running_loop().time() + ANSWER_SECONDS)
         await self.pods.sync(ref)
 
@@ -415,7 +415,7 @@ class Requests:
         claim = await persist(lambda: fetch_claim(self.api, ref, self.plugin.driver), deadline=deadline)
 
         async def attempt() -> tuple[ReadyDevice, ...]:
-            # kubelet may have called again meanwhile, and that call may have succeeded.
+            # kubelet may have called again since, and that call may have succeeded.
             ready = self.preparer.ready(ref.uid)
             return await _api_failures_named(self.preparer.prepare(claim)) if ready is None else ready
 
@@ -435,7 +435,7 @@ class Requests:
     async def _locked(self, ref: ClaimRef, attempt: Callable[[], Awaitable[T]]) -> T:
         """One attempt with the lock of its claim: kubelet repeats a call that it gave up.
 
-        A cancelled caller does not wait until the attempt has ended; the lock does.
+        A cancelled caller does not wait until the attempt has ended, but the lock does.
         """
         if self._closed:
             raise Retry("the plugin is ending", after=0.0)

@@ -1,10 +1,10 @@
 """A plugin as a running process: the gRPC services that kubelet calls, health, and garbage collection.
 
-kubelet finds a plugin by a registration socket in its plugins_registry directory, asks GetInfo, and then
-calls DRAPlugin on the plugin's own socket. DRAPlugin is served as v1 and v1beta1; the messages differ
+kubelet finds a plugin by a registration socket in its plugins_registry directory, calls GetInfo, and then
+calls DRAPlugin on the plugin's own socket. DRAPlugin is served as v1 and v1beta1. The messages differ
 only in share ids, which are new in v1. A request's own deadline, less one second for the answer's way
-back, bounds the work. Sockets belong to root alone (mode 0600). A path has at most 107 bytes (sockaddr_un);
-a driver name that is too long for it is replaced by a hash.
+back, bounds the work. Sockets belong to root alone (mode 0600). A path has at most 107 bytes (sockaddr_un).
+If a driver name is too long for it, a hash replaces the name.
 
 `run_plugin` takes an exclusive lock (flock) in the plugin's directory: two processes with one checkpoint
 would undo each other's work. It opens the DRA socket before the registration socket, so that the plugin
@@ -12,7 +12,7 @@ answers before kubelet can find it, and closes them in reverse. When a server st
 so that no new call arrives while calls under way get two seconds to finish. Background retries end last,
 after the last call.
 
-`PluginProcess.not_ready` says why pods cannot be served: the driver misses something on the node, kubelet
+`PluginProcess.not_ready` gives the reason why pods cannot be served: the node lacks a part, kubelet
 has not registered the plugin, or the slices were never published. An API server that goes away later does
 not make a plugin unready, because prepared devices stay usable.
 
@@ -20,10 +20,10 @@ The DRAResourceHealth service (v1alpha1) streams the health of all devices every
 not read for 60 s is unknown to kubelet. The standard gRPC health service answers probes of the
 plugin's own pod: it calls both sockets as kubelet would.
 
-kubelet unprepares what it saw prepared. A claim whose prepare only started when its pod went away is
-known to the plugin alone. `ClaimSweeper` therefore asks the API server, at the start and every ten
-minutes, whether the claims of such entries still exist, unprepares those that are gone, and removes CDI
-specs without an entry. It decides nothing while the API server does not answer.
+kubelet unprepares the claims that it saw prepared. If a pod went away while the prepare of its claim had
+only started, only the plugin knows of the claim. So `ClaimSweeper` checks with the API server, at the
+start and every ten minutes, whether the claims of such entries still exist, unprepares those that are gone,
+and removes CDI specs without an entry. It decides nothing while the API server does not answer.
 """
 
 import asyncio
@@ -105,12 +105,12 @@ def serialize_message(message: Message) -> bytes:
 MAX_SOCKET_PATH = 107
 """Bytes of a unix socket's path: sockaddr_un has 108, of which the last is NUL."""
 GRACE_SECONDS = 2.0
-"""For calls under way when the plugin stops. What they began is in the checkpoint."""
+"""The time that calls under way get when the plugin stops. The checkpoint has the work they began."""
 
 
 @asynccontextmanager
 async def serve_on_socket(path: Path, handlers: tuple[grpc.GenericRpcHandler, ...]) -> AsyncIterator[None]:
-    """Serve on the socket `path` while the context is entered; it is gone afterwards."""
+    """Serve on the socket `path` while the context is entered. The socket is removed afterwards."""
     check_socket_path(path)
     # A process that was killed leaves its socket behind.
     _remove_socket(path)
@@ -218,7 +218,7 @@ SUPPORTED_SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResource
 
 
 def registrar_path(directory: Path, driver: str) -> Path:
-    """Where kubelet looks for `driver`; a name too long for a socket is replaced by a hash of it."""
+    """The socket path where kubelet looks for `driver`, with a hash in place of a name that is too long."""
     path = directory / f"{driver}-reg.sock"
     if len(str(path).encode()) <= MAX_SOCKET_PATH:
         return path
@@ -229,7 +229,7 @@ def registrar_path(directory: Path, driver: str) -> Path:
 class Registrar:
     """The registration service of one plugin.
 
-    `registered` is kubelet's last answer, None before the first; `refusal` is its reason for refusing.
+    `registered` is kubelet's last answer, or None before the first. `refusal` is its reason for refusing.
 
     `on_registered` is called whenever kubelet registers the plugin, also after a restart of kubelet.
     """
@@ -243,7 +243,7 @@ class Registrar:
         self._on_registered = on_registered
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What to serve."""
+        """The handler of the registration service."""
         return unary_service(
             "pluginregistration.Registration",
             {
@@ -305,7 +305,7 @@ def device_health_handler(plugin: NodePlugin) -> grpc.GenericRpcHandler:
 
 
 def probe_handler(is_serving: Callable[[], Any]) -> grpc.GenericRpcHandler:
-    """The standard health service for the names "" and "liveness"; `is_serving` is a coroutine function."""
+    """The standard health service for the names "" and "liveness". `is_serving` is a coroutine function."""
 
     async def check(request: Any, context: Any) -> Any:
         if request.service not in ("", "liveness"):
@@ -369,7 +369,7 @@ class ClaimSweeper:
             await asyncio.sleep(SWEEP_SECONDS if complete else SWEEP_AGAIN_SECONDS)
 
     async def sweep(self) -> bool:
-        """One sweep; whether everything could be decided and done. The rest is left to the next sweep."""
+        """One sweep. Returns whether it decided and did everything. The next sweep does the rest."""
         self.preparer.forget_aborted()
         self.preparer.sweep_specs()
         entries = list(self.checkpoint.claims.values())
@@ -403,14 +403,14 @@ class ClaimSweeper:
 
 
 class PluginDirectories(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a plugin meets kubelet and the container runtime."""
+    """The directories that a plugin shares with kubelet and the container runtime."""
 
     registry: Path
     """kubelet's plugins_registry directory."""
     plugins: Path
     """kubelet's plugins directory, with a directory for each plugin."""
     cdi: Path
-    """Where runtimes read transient CDI specs."""
+    """The directory from which runtimes read transient CDI specs."""
 
     def home(self, driver: str) -> Path:
         """The plugin's own directory."""
@@ -418,7 +418,7 @@ class PluginDirectories(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PluginHost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plugin has to know of the machine it runs on."""
+    """The data about its machine that a plugin needs."""
 
     node: str
     boot_id: str
@@ -465,9 +465,9 @@ class PluginProcess:
         await self.background.fails()
 
     def not_ready(self) -> str | None:
-        """Why pods with claims cannot be served here yet, or any more; None once they can.
+        """The reason why pods with claims cannot be served now, or None if they can.
 
-        Ready is a plugin that kubelet has registered, on a node that has what the devices need, and whose
+        A plugin is ready if kubelet has registered it, the node has everything that the devices need, and the
         slices were published once. An API server that is away later keeps no pod from its prepared devices.
         """
         missing = self._plugin.missing()
@@ -492,7 +492,7 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
     """Serve `plugin` while the context is entered.
 
     The plugin answers before kubelet can find it, and cannot be found any more before it stops. Raises
-    `Refused` when another process serves the driver here, be it of another project, or the checkpoint or a
+    `Refused` if another process serves the driver here, also of another project, or if the checkpoint or a
     socket cannot be used.
     """
     home = host.directories.home(plugin.driver)

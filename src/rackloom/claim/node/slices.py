@@ -1,19 +1,19 @@
 """ResourceSlices of a node: the plan that writes them, and its loop.
 
 A pool is complete when all slices of its highest generation exist. So a change raises the generation and
-writes all slices of the pool anew: changed and new slices first, surplus ones last, so that the pool
+rewrites all slices of the pool: changed and new slices first, surplus ones last, so that the pool
 stays complete for as long as possible if the plan is cut off. Nothing is written while nothing differs. A
-slice has at most 128 devices, 64 where any device has taints or consumes counters, or 8 counter sets (limits
+slice has at most 128 devices, 64 if any device has taints or consumes counters, or 8 counter sets (limits
 of resource.k8s.io/v1). Slices with the counters of a pool come first. A taint that stays keeps its
 `timeAdded`.
 
 An API server drops fields that it does not know or has switched off. `DroppedFields` compares each answer
-with what was sent and remembers the difference. Without it the publisher would write for ever, each time
-under a new generation, and schedulers would never find the pool at rest. Comparison ignores what the
+with the request and remembers the difference. Without it the publisher would write for ever, each time
+under a new generation, and schedulers would never find the pool at rest. Comparison ignores fields that the
 server adds and treats quantities by value (`1024Mi` equals `1Gi`).
 
 `SlicePublisher` publishes at the start, when the driver reports a change, when a watch shows that
-somebody else changed a slice (kubelet deletes the slices of a plugin that it lost), and every ten
+another client changed a slice (kubelet deletes the slices of a plugin that it lost), and every ten
 minutes. After an outage of the API server it wakes `PodSync`.
 
 A server that would store no counters (before Kubernetes 1.36 they are behind a feature gate) gets the devices
@@ -45,11 +45,11 @@ from rackloom.errors import Refused, Retry
 
 
 Content = Mapping[str, Any]
-"""What a slice publishes: the fields `devices` and `sharedCounters` of its spec."""
+"""The published content of a slice: the fields `devices` and `sharedCounters` of its spec."""
 
 
 class DroppedFields:
-    """What the API server stored of the slices that were written.
+    """The fields of written slices that the API server did not store.
 
     Not kept across restarts: after an upgrade a server may store a field that it dropped before.
     """
@@ -58,7 +58,7 @@ class DroppedFields:
         self._of: dict[str, Content] = {}
 
     def record(self, sent: Object, stored: Object) -> tuple[str, ...]:
-        """Compare an answer with what was sent; returns the paths that the server dropped."""
+        """Compare an answer with the request. Returns the paths that the server dropped."""
         wanted, found = comparable_content(slice_content(sent)), comparable_content(slice_content(stored))
         dropped = tuple(dict.fromkeys(_dropped_paths(wanted, found, "")))
         self._of.pop(repr(wanted), None)
@@ -67,7 +67,7 @@ class DroppedFields:
         return dropped
 
     def forget(self, sent: Object) -> None:
-        """Take it that the server stores all of what was sent."""
+        """Assume that the server stores everything in `sent`."""
         self._of.pop(repr(comparable_content(slice_content(sent))), None)
 
     def of(self, content: Content) -> Content:
@@ -77,7 +77,7 @@ class DroppedFields:
 
 
 def comparable_content(content: Content) -> Content:
-    """The content of a slice without what the API server adds or words differently."""
+    """The content of a slice without the additions of the API server, and with its wording normalized."""
     return {
         "devices": [_comparable_device(device) for device in content.get("devices", ())],
         "sharedCounters": [_comparable_counters(counters) for counters in content.get("sharedCounters", ())],
@@ -101,7 +101,7 @@ def _comparable_device(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comparable_counters(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A counter set, or what a device draws from it."""
+    """A counter set, or the amounts that a device draws from it."""
     return {**part, "counters": {name: _quantities(entry) for name, entry in part["counters"].items()}}
 
 
@@ -115,7 +115,7 @@ def _quantities(value: Any) -> Any:
 
 
 def _dropped_paths(sent: Any, stored: Any, path: str) -> Iterator[str]:
-    """Where `stored` has less than `sent`. Nothing where it is something else: then somebody changed it."""
+    """Paths that `stored` lacks. None if a value differs, since then another client changed it."""
     if isinstance(sent, Mapping) and isinstance(stored, Mapping):
         for key, value in sent.items():
             if key not in stored:
@@ -141,7 +141,7 @@ MAX_COUNTER_SETS = 8
 
 
 class SliceOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose slices they are."""
+    """The owner of the slices."""
 
     driver: str
     node: str
@@ -176,7 +176,7 @@ def plan_slices(
     owner: SliceOwner,
     kept: DroppedFields | None = None,
 ) -> tuple[SliceWrite, ...]:
-    """What turns `existing` (the owner's slices) into those of `pools`; `kept` is what became of writes."""
+    """The writes that turn `existing` (the owner's slices) into those of `pools`, given dropped fields."""
     dropped = kept or DroppedFields()
     by_pool: dict[str, list[Object]] = {}
     for slice_ in sorted(existing, key=name_of):
@@ -192,7 +192,7 @@ def plan_slices(
 def split_into_slices(pool: DevicePool) -> tuple[Content, ...]:
     """The content of each slice: counters, then devices.
 
-    A pool without devices has one empty slice, which says that it is known.
+    A pool without devices has one empty slice, which shows that the pool is known.
     """
     sets = _encoded(pool.counters)
     counters = ({"sharedCounters": part} for part in _chunks(sets, MAX_COUNTER_SETS) if part)
@@ -294,9 +294,9 @@ ROUNDS = 3
 
 @dataclass(eq=False)
 class SlicePublisher:
-    """Publishes the pools of one plugin. `published` is set while the API server shows what is wanted.
+    """Publishes the pools of one plugin. `published` is set while the API server shows the wanted slices.
 
-    `trouble` says why nothing was ever published; None once something was.
+    `trouble` is the reason why nothing was ever published, or None after the first publication.
 
     `on_recovery` is called when the API server answers again after a time when it did not.
     """
@@ -322,7 +322,7 @@ class SlicePublisher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Publish, and again whenever the devices or the slices change; never returns."""
+        """Publish, and again whenever the devices or the slices change. Never returns."""
         while True:
             try:
                 listed = await self.publish()
@@ -341,14 +341,14 @@ class SlicePublisher:
             if self._is_cut_off:
                 self._is_cut_off = False
                 self.on_recovery()
-            # Until the plugin wakes this loop, somebody else changes a slice, or a long time has passed.
+            # Until the plugin wakes this loop, another client changes a slice, or a long time has passed.
             async with beside(self._watch(listed.resource_version)):
                 await pause_until(self._wake, RESYNC_SECONDS)
 
     async def publish(self) -> ObjectList:
-        """Bring the slices up to date; the list shows that they are.
+        """Bring the slices up to date. The returned list shows that they are.
 
-        Raises `KubeError`, and `Retry` when somebody else keeps changing them.
+        Raises `KubeError`, and `Retry` if another client keeps changing them.
         """
         if self._owner is None:
             node = await self.api.get(NODE, self.node)
@@ -401,7 +401,7 @@ class SlicePublisher:
         """
         for action in actions:
             is_kept = True
-            # kubelet deletes slices of a plugin that it lost. The next list shows what is gone or changed.
+            # kubelet deletes slices of a plugin that it lost. The next list shows deletions and changes.
             with suppress(Conflict, NotFound):
                 match action:
                     case Create(new):
@@ -422,7 +422,7 @@ class SlicePublisher:
             log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
         if not _lost_counters(dropped):
             return True
-        # Never taken for published as it is, also not by a later call.
+        # It must never count as published as it is, not even in a later call.
         self._kept.forget(sent)
         return False
 

@@ -1,6 +1,6 @@
-"""Who answers for a driver on this node: sockets in the directories where kubelet looks for its plugin.
+"""The sockets on which a driver's plugin answers, in the directories where kubelet looks for them.
 
-A plugin that was killed leaves its sockets behind, so that a socket alone says nothing: it is connected to.
+A plugin that was killed leaves its sockets behind, so a socket alone proves nothing: it is connected to.
 kubelet itself listens on none of them.
 """
 
@@ -12,7 +12,7 @@ ANSWER_SECONDS = 1.0
 
 
 def answering(home: Path, registry: Path, driver: str) -> Iterator[str]:
-    """Sockets of plugins of `driver` on which a process answers, as a reader is to see them.
+    """Sockets of plugins of `driver` on which a process answers, in words.
 
     `home` is the plugin's directory, `registry` kubelet's plugins_registry. Plugins that run in two releases
     at a time have the UID of their pod in the names of their sockets.

@@ -1,4 +1,4 @@
-"""What a plugin remembers across a crash, a restart and a reboot: the checkpoint and files of one boot.
+"""A plugin's state across a crash, a restart and a reboot: the checkpoint and files of one boot.
 
 Every file is replaced durably (`durable_files`), so after a crash or a power loss it is there whole or not at
 all. A change is on the disk before the copy in memory has it.
@@ -6,10 +6,10 @@ all. A change is on the disk before the copy in memory has it.
 `Checkpoint` holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
 "version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
 they are in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
-is refused, never guessed: without it the plugin cannot tell which claims it has prepared.
+is refused, never guessed: without it the plugin does not know which claims it has prepared.
 
-A reboot loses everything that was prepared on the node, but not what was done elsewhere, such as a node
-label. So entries of another boot id count as started only: they are prepared anew or undone, and never
+A reboot loses everything that was prepared on the node, but not changes made elsewhere, such as a node
+label. So entries of another boot id count as started only: they are prepared again or undone, and never
 forgotten.
 
 `plugin_lock` keeps a second process from the same files.
@@ -42,7 +42,7 @@ CHECKPOINT_VERSION = 1
 
 
 class CheckpointContent(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint: the boot that it is about, and an entry per claim UID."""
+    """The checkpoint: the boot that it belongs to, and an entry per claim UID."""
 
     boot_id: str
     claims: dict[str, CheckpointEntry] = {}
@@ -73,7 +73,7 @@ class Checkpoint:
         self._write({**self._claims, entry.ref.uid: entry})
 
     def drop(self, uid: str) -> None:
-        """Forget a claim; nothing happens where it is not known."""
+        """Forget a claim. Does nothing if the claim is unknown."""
         if uid in self._claims:
             self._write({kept: entry for kept, entry in self._claims.items() if kept != uid})
 
@@ -95,7 +95,7 @@ def encode_checkpoint(content: CheckpointContent) -> bytes:
 
 
 def decode_checkpoint(data: bytes, path: Path) -> CheckpointContent:
-    """Read the file's bytes. Raises `Refused` naming what is wrong with `path` and what to do."""
+    """Read the file's bytes. Raises `Refused` with the fault of `path` and the remedy."""
     if is_nvidia_checkpoint(data):
         raise Refused(
             f"checkpoint {path} is of NVIDIA's DRA driver, whose claims may still be in use",
@@ -133,7 +133,7 @@ def _read_checkpoint(path: Path, boot_id: str) -> dict[str, CheckpointEntry]:
 
 
 def as_started(entry: CheckpointEntry) -> CheckpointEntry:
-    """After a reboot nothing is prepared on the node, but what was done elsewhere must still be undone."""
+    """After a reboot nothing is prepared on the node, but changes made elsewhere must still be undone."""
     return msgspec.structs.replace(
         entry, state=PrepareState.STARTED, devices=(), undoing=False, aborted_at=None
     )
@@ -160,9 +160,9 @@ class StillRunning(Refused):
 
 @contextmanager
 def plugin_lock(home: Path, driver: str) -> Iterator[None]:
-    """Hold `plugin.lock` in the directory `home`; the kernel drops it when the process ends.
+    """Hold `plugin.lock` in the directory `home`. The kernel drops the lock when the process ends.
 
-    Two processes with one checkpoint would undo each other's work. Raises `StillRunning` while another
+    Two processes with one checkpoint would undo each other's work. Raises `StillRunning` if another
     one has it.
     """
     path = home / "plugin.lock"

@@ -1,4 +1,4 @@
-"""Tasks whose lifetime is a context manager, and pauses that an event ends."""
+"""Tasks that live as long as a context manager, and pauses that an event ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Coroutine
@@ -18,7 +18,7 @@ async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
 
 @asynccontextmanager
 async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run `work` while the context is entered; how it ends does not matter."""
+    """Run `work` while the context is entered. Its result is ignored."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -27,7 +27,7 @@ async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 async def cancel_all(tasks: "Collection[asyncio.Task[None]]") -> None:
-    """Cancel all before any is awaited: a second cancellation meanwhile must not leave one running."""
+    """Cancel all before any is awaited: a second cancellation in between must not leave one running."""
     for task in tasks:
         task.cancel()
     for task in tasks:
@@ -35,9 +35,9 @@ async def cancel_all(tasks: "Collection[asyncio.Task[None]]") -> None:
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait until `work` has ended; a cancellation of the caller waits for it too, and is raised after it.
+    """Wait until `work` has ended. If the caller is cancelled, the cancellation is raised only then.
 
-    For work that cannot be cut off, such as a thread: what follows must not overlap it.
+    For work that cannot be cut off, such as a thread: the next step must not overlap it.
     """
     task = asyncio.create_task(work)
     cancelled = None
@@ -93,7 +93,7 @@ class BackgroundTasks:
 
 @asynccontextmanager
 async def run_background(*work: Coroutine[None, None, None]) -> AsyncIterator[BackgroundTasks]:
-    """Run endless work while the context is entered; what failed meanwhile is raised at the end."""
+    """Run endless work while the context is entered. Its failures are raised at the end."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         yield BackgroundTasks(tasks)
@@ -103,7 +103,7 @@ async def run_background(*work: Coroutine[None, None, None]) -> AsyncIterator[Ba
 
 
 async def pause_until(woken: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, `seconds` at most, and clear it; whether it was set."""
+    """Wait for an event, `seconds` at most, and clear it. Returns whether it was set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await woken.wait()

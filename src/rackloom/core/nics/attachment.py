@@ -1,20 +1,20 @@
-"""What a network interface is on the host, what it gets in a pod, and the records of an attachment.
+"""A network interface's settings on the host and in a pod, and the records of an attachment.
 
-`pod_settings` decides what the interface gets: what the claim's NetworkConfig asks for, and the host's
-settings where it does not say. Routes and rules of the host are kept only together with the host's
-addresses, also where the claim itself names these: with other addresses they would lead nowhere.
-Permanent neighbours are always kept, since they say which machine has an address on the wire, whatever
-the own one is. A claim's route wins over the host's to the same destination in the same table. With SLAAC
-the host's IPv6 addresses are left behind, since the pod learns its own from the router, and the interface
-is set to solicit routers at once: the container runtime waits two seconds for the whole sandbox.
+`pod_settings` decides the interface's settings: those of the claim's NetworkConfig, and the host's
+for all that it leaves open. Routes and rules of the host are kept only together with the host's
+addresses, even if the claim itself names these: with other addresses they would lead nowhere.
+Permanent neighbours are always kept, since they name the machine that has an address on the wire, whatever
+the interface's own address is. A claim's route wins over the host's to the same destination in the same
+table. With SLAAC the host's IPv6 addresses are left behind, since the pod learns its own from the router, and
+the interface solicits routers at once: the container runtime waits two seconds for the whole sandbox.
 
 An interface changes its name and its namespace, so `LinkIdentity` finds it again: hardware by its PCI
 function and permanent MAC (several ports may share a function), a virtual link by the MACs that it has or
 is to get. A child of an interface (IPVLAN, MACVLAN) is made for the pod and found by its parent and its
-alias; of the host's settings it gets none, since the parent keeps them.
+alias. It gets none of the host's settings, since the parent keeps them.
 
 `PreparedNic`, `NicRecord` and `Attachment` are stored as JSON: the first two in the checkpoint, the last
-in one file for each NIC. An attachment holds all that is needed to bring the NIC back as it was; nothing
+in one file for each NIC. An attachment holds all that is needed to bring the NIC back as it was. Nothing
 else has to survive.
 """
 
@@ -37,7 +37,7 @@ from rackloom.core.domains.network_config import (
     is_ipv6,
 )
 
-# Settings of an interface, and the decision what it gets in a pod.
+# Settings of an interface, and the decision for a pod.
 
 
 _ROUTER_SYSCTLS = {
@@ -46,9 +46,9 @@ _ROUTER_SYSCTLS = {
     "ipv6/router_solicitation_delay": 0,
     "ipv6/router_solicitation_interval": 1,
 }
-"""So that a router's answer comes within a second; a runtime waits two for the whole sandbox."""
+"""So that a router's answer comes within a second: a runtime waits two for the whole sandbox."""
 _WITHOUT_DAD = {"ipv6/dad_transmits": 0}
-"""With the host's hardware address the pod gets the address that the host had, so nobody else has it."""
+"""With the host's hardware address the pod gets the host's address, so no other host has it."""
 SIZE_NAMES = ("gso_max_size", "gro_max_size", "gso_ipv4_max_size", "gro_ipv4_max_size")
 
 
@@ -57,11 +57,11 @@ class NicValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LinkIdentity(NicValue, frozen=True, kw_only=True):
-    """By what a link is found again in whatever namespace it is, under whatever name."""
+    """The properties by which a link is found again in any namespace, under any name."""
 
     name: str
     kind: str = ""
-    """What made it (`veth`, `macvlan`); empty for hardware."""
+    """The kind of a virtual link (`veth`, `macvlan`). Empty for hardware."""
     parent: str | None = None
     """Address of its PCI function."""
     permanent_mac: str | None = None
@@ -73,7 +73,7 @@ class LinkIdentity(NicValue, frozen=True, kw_only=True):
 
 
 class SegmentationSizes(NicValue, frozen=True, kw_only=True):
-    """Segmentation sizes in bytes; None leaves one as it is."""
+    """Segmentation sizes in bytes. None leaves one as it is."""
 
     gso_max_size: int | None = None
     gro_max_size: int | None = None
@@ -82,7 +82,7 @@ class SegmentationSizes(NicValue, frozen=True, kw_only=True):
 
 
 class LinkSettings(NicValue, frozen=True, kw_only=True):
-    """All that an interface has in one namespace; None leaves a setting as it is."""
+    """All settings of an interface in one namespace. None leaves a setting as it is."""
 
     name: str
     mtu: int | None = None
@@ -96,7 +96,7 @@ class LinkSettings(NicValue, frozen=True, kw_only=True):
     features: Mapping[str, bool] = {}
     private_flags: Mapping[str, bool] = {}
     sysctls: Mapping[str, int] = {}
-    """By `<family>/conf/<setting>`; the name of the interface goes between."""
+    """By `<family>/conf/<setting>`. The name of the interface goes between."""
     vrf: VrfConfig | None = None
     without_ebpf: bool = False
     autoconfigures: bool = False
@@ -104,7 +104,7 @@ class LinkSettings(NicValue, frozen=True, kw_only=True):
 
 
 def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
-    """What the pod gets: what the claim asks for, and the host's settings where it does not say.
+    """The settings for the pod: those of the claim, and the host's for all that the claim leaves open.
 
     Routes and rules of the host go with the host's addresses, copied or named: to others they would lead
     nowhere. Neighbours always go along, but for IPv6 ones to an interface that is to have no IPv6.
@@ -112,7 +112,7 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
     interface = config.interface
     autoconfigures = interface.addressing is Addressing.SLAAC
     host = _without_ipv6(host) if autoconfigures else host
-    # Routes and rules that go with the host's addresses; the claim's entries win over them.
+    # Routes and rules that go with the host's addresses. The claim's entries win over them.
     kept = host if _has_host_addresses(interface, host) else LinkSettings(name=host.name)
     no_ipv6 = interface.disable_ipv6 or (interface.mtu is not None and interface.mtu < SMALLEST_IPV6_MTU)
     known = [entry for entry in host.neighbors if not (no_ipv6 and is_ipv6(entry.destination))]
@@ -157,7 +157,7 @@ def _has_host_addresses(interface: InterfaceConfig, host: LinkSettings) -> bool:
 def child_identity(parent: "NetworkLink", kind: str, device: str) -> LinkIdentity:
     """How the child of `parent` for a NIC is found in a pod.
 
-    It is made under a name that nobody else has, which stays as its alias. So a link of the same kind on the
+    It is made under a unique name, which stays as its alias. So a link of the same kind on the
     same parent that a CNI plugin has made is never taken for it.
     """
     made = f"rl-{zlib.crc32(device.encode()):08x}"
@@ -170,7 +170,7 @@ def normalize_mac(text: str) -> str:
 
 
 def _without_ipv6(host: LinkSettings) -> LinkSettings:
-    """A pod that listens to routers gets from them what the host has got."""
+    """A pod that listens to routers gets from them the IPv6 settings that the host has."""
     return msgspec.structs.replace(
         host,
         addresses=tuple(address for address in host.addresses if not is_ipv6(address)),
@@ -187,7 +187,7 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     name: str
     kind: str
-    """What made it (`veth`, `macvlan`); empty for hardware."""
+    """The kind of a virtual link (`veth`, `macvlan`). Empty for hardware."""
     mac: str | None
     permanent_mac: str | None
     mtu: int
@@ -199,7 +199,7 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
     lower: int | None = None
     """The link of this namespace that its frames go through: the parent of a VLAN, a macvlan, a tunnel."""
     over: int | None = None
-    """The same of a link whose parent is in another namespace, by the index there."""
+    """The same for a link whose parent is in another namespace, by the index there."""
     parent: str | None
     """Address of the PCI function below it."""
     bus: str | None = None
@@ -208,7 +208,7 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
     sizes: SegmentationSizes
 
     def identity(self, *also: LinkSettings) -> LinkIdentity:
-        """By what it is found again, also with the `also` settings that it is to get."""
+        """The identity by which it is found again, also with the `also` settings that it is to get."""
         macs = [self.mac, *(settings.mac for settings in also)]
         return LinkIdentity(
             name=self.name,
@@ -221,7 +221,7 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_link(links: tuple[NetworkLink, ...], wanted: LinkIdentity) -> NetworkLink | None:
-    """The link that `wanted` identifies, whatever its name is now."""
+    """The link that `wanted` identifies, under any name."""
     if wanted.over is not None:
         children = (link for link in links if (link.kind, link.over) == (wanted.kind, wanted.over))
         return next((link for link in children if wanted.name in (link.name, link.alias)), None)
@@ -229,7 +229,7 @@ def find_link(links: tuple[NetworkLink, ...], wanted: LinkIdentity) -> NetworkLi
 
 
 def _is_link(link: NetworkLink, wanted: LinkIdentity) -> bool:
-    """Hardware by where it is plugged in (several ports may share a function); what is virtual by its MAC."""
+    """Hardware is matched by its place (several ports may share a function), a virtual link by its MAC."""
     if link.kind != wanted.kind or link.loopback:
         return False
     if wanted.parent is not None and link.parent is not None:
@@ -244,7 +244,7 @@ def _is_link(link: NetworkLink, wanted: LinkIdentity) -> bool:
 
 
 class AttachedLink(NicValue, frozen=True, kw_only=True):
-    """What an interface has in the pod."""
+    """An interface's settings in the pod."""
 
     name: str
     mac: str | None
@@ -259,14 +259,14 @@ class PreparedNic(NicValue, frozen=True, kw_only=True):
 
     device: str
     published: Device
-    """As it was in the slice: what does not show while it is away is published from here."""
+    """As it was in the slice. Attributes that do not show while it is away are published from here."""
     identity: LinkIdentity | None = None
     """None for a NIC without an interface."""
     host: LinkSettings | None = None
     """None too for a child: the interface itself stays on the host as it is."""
     pod: LinkSettings | None = None
     over: LinkIdentity | None = None
-    """The interface on the host of which the pod gets a child, which `identity` then is."""
+    """The host's interface whose child the pod gets. `identity` is then that of the child."""
     rdma: str | None = None
     moves_rdma: bool = False
     below: tuple[str, ...] = ()
@@ -274,7 +274,7 @@ class PreparedNic(NicValue, frozen=True, kw_only=True):
 
 
 class NicRecord(NicValue, frozen=True, kw_only=True):
-    """What the checkpoint keeps of a claim for this plugin."""
+    """The checkpoint's record of a claim for this plugin."""
 
     pod: str
     """Its UID."""
@@ -295,7 +295,7 @@ class Attachment(NicValue, frozen=True, kw_only=True):
     attached: AttachedLink | None = None
     """Set once all of it is in the pod."""
     address_until: float | None = None
-    """Until when (seconds since boot) the kernel leaves its leased address on it; None for ever."""
+    """The time (seconds since boot) at which the kernel removes its leased address. None for never."""
     returning: bool = False
 
     @property

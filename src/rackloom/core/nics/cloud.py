@@ -1,21 +1,21 @@
-"""What a cloud says of a node and its NICs: where the node is, and which network a NIC is plugged into.
+"""A cloud's data about a node and its NICs: the place of the node, and the network of each NIC.
 
 Each cloud has a metadata service, a small HTTP server at a link-local address of the node. A reader per
 cloud (`READERS`) is a generator that yields requests, is sent the answers, and returns `CloudAttributes`.
 It does no I/O (that is in `rackloom.claim.node.nic.metadata`), so recorded answers serve as well.
 
-| cloud | asked | how |
+| cloud | path | requirement |
 |---|---|---|
 | GKE | `/computeMetadata/v1/instance/...` | header `Metadata-Flavor: Google`, which the answer has too |
 | Azure | `/metadata/instance/compute` | header `Metadata: true`, and a version of the API |
 | AWS | `/latest/meta-data/...` | a session token (IMDSv2), by a PUT with the token's life in seconds |
 | OKE | `/opc/v2/host/` | header `Authorization: Bearer Oracle` |
 
-Attributes have DRANET's names, except for AWS, where DRANET has none but for Neuron. What the service does
-not know (404) is absent. Any other answer than expected is `Retry`, and nothing of the reading counts, since
-half an answer might look like another place. NICs are found by their MAC.
+Attributes have DRANET's names, except for AWS, for which DRANET has none but for Neuron. Values that the
+service does not know (404) are absent. Any other unexpected answer is `Retry`, and nothing of the reading
+counts, since half an answer might look like another place. NICs are found by their MAC.
 
-`cloud_of_host` tells the cloud by what firmware says of the machine (DMI), without a request.
+`cloud_of_host` detects the cloud by the firmware's data about the machine (DMI), without a request.
 """
 
 import re
@@ -48,7 +48,7 @@ AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 
 class FirmwareIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Files below /sys/class/dmi/id; None where firmware has none."""
+    """Files below /sys/class/dmi/id. None if firmware has none."""
 
     sys_vendor: str | None = None
     product_name: str | None = None
@@ -56,7 +56,7 @@ class FirmwareIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cloud_of_host(host: FirmwareIdentity) -> Cloud | None:
-    """The cloud that the machine belongs to; None for all others."""
+    """The cloud that the machine belongs to, or None for all others."""
     if host.product_name == "Google Compute Engine":
         return Cloud.GKE
     if host.chassis_asset_tag == AZURE_ASSET_TAG:
@@ -66,7 +66,7 @@ def cloud_of_host(host: FirmwareIdentity) -> Cloud | None:
     return Cloud.OKE if host.chassis_asset_tag == "OracleCloud.com" else None
 
 
-# Requests, answers, and what is found.
+# Requests, answers, and results.
 
 
 class MetadataRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class CloudAttributes(msgspec.Struct, frozen=True, kw_only=True):
     """Of one NIC, by its MAC in lower case."""
 
     def names(self) -> frozenset[str]:
-        """Of all attributes that were found."""
+        """The names of all attributes that were found."""
         return frozenset(self.node).union(*self.by_mac.values())
 
 
@@ -106,14 +106,14 @@ _T = TypeVar("_T")
 
 
 def with_cloud_attributes(device: Device, macs: Iterable[str | None], found: CloudAttributes) -> Device:
-    """The device with what the cloud says of the node, and of the first of its MACs that the cloud knows."""
+    """The device with the cloud's attributes of the node, and of its first MAC that the cloud knows."""
     own = next((found.by_mac[mac.lower()] for mac in macs if mac and mac.lower() in found.by_mac), {})
     more = {**found.node, **own}
     return msgspec.structs.replace(device, attributes={**device.attributes, **more}) if more else device
 
 
 def _text(request: MetadataRequest, answer: MetadataAnswer) -> str | None:
-    """The answer's text; None where the service has nothing at that path."""
+    """The answer's text, or None if the service has nothing at that path."""
     if answer.status == _NOT_FOUND:
         return None
     if answer.status != _OK:
@@ -192,7 +192,7 @@ def _from_google(path: str) -> Generator[MetadataRequest, MetadataAnswer, str | 
 
 
 AZURE_VERSIONS = ("2025-11-11", "2021-02-01")
-"""The first knows interconnect groups; a region that does not have it yet refuses it (400)."""
+"""The first knows interconnect groups. A region that does not have it yet refuses it (400)."""
 
 
 class _AzureCompute(msgspec.Struct, frozen=True, rename="camel"):
@@ -234,7 +234,7 @@ _AWS_MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 def read_aws() -> Reading:
     """The machine's type and placement group, and the network card of each NIC.
 
-    Where machines are in the network (`DescribeInstanceTopology`) is not in the metadata.
+    The machines' place in the network (`DescribeInstanceTopology`) is not in the metadata.
     """
     request = MetadataRequest(
         method="PUT",
@@ -278,7 +278,7 @@ def _number(text: str | None) -> int | None:
 
 
 _OCID_LENGTH = 60
-"""The last part of an OCID, which alone tells resources apart. A whole one has some 90 characters."""
+"""The last part of an OCID, which alone distinguishes resources. A whole one has some 90 characters."""
 
 
 class _OracleTopology(msgspec.Struct, frozen=True):
@@ -295,7 +295,7 @@ class _OracleHost(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def read_oke() -> Reading:
-    """Where the machine is in the RDMA network; whole only where the tenancy has topology data enabled."""
+    """The machine's place in the RDMA network. Complete only if the tenancy has topology data enabled."""
     request = MetadataRequest(path="/opc/v2/host/", headers={"Authorization": "Bearer Oracle"})
     host = _decoded(request, _text(request, (yield request)) or "{}", _OracleHost)
     topology = host.rdma_topology_data or _OracleTopology(network_block=host.network_block_id)
@@ -310,7 +310,7 @@ def read_oke() -> Reading:
 
 
 def _end_of_ocid(text: str | None) -> str | None:
-    """`ocid1.TYPE.oc1.REGION.UNIQUE` without what comes before the last part; any other text as it is."""
+    """The last part of `ocid1.TYPE.oc1.REGION.UNIQUE`. Any other text stays as it is."""
     return text.rpartition(".")[2][-_OCID_LENGTH:] if text and text.startswith("ocid") else text
 
 
@@ -342,4 +342,4 @@ CLOUD_ATTRIBUTES: Mapping[Cloud, tuple[str, ...]] = {
         for name in ("hpcIslandId", "networkBlockId", "localBlockId", "rackId", "gpuMemoryFabricId")
     ),
 }
-"""What a reading can have, for telling what it has not."""
+"""The attributes that a reading can have, to report those that it lacks."""

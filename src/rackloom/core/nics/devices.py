@@ -60,7 +60,7 @@ class EbpfPrograms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A link of the host, and what only netlink knows of it."""
+    """A link of the host, with the properties that only netlink knows."""
 
     link: NetworkLink
     addresses: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ _IPOIB = "infiniband"
 
 
 class HostNic(msgspec.Struct, frozen=True, kw_only=True):
-    """One NIC: a PCI function, an interface without one, or both; an RDMA device may be on it."""
+    """One NIC: a PCI function, an interface without one, or both. An RDMA device may be on it."""
 
     name: str
     nic: Nic | None = None
@@ -167,7 +167,7 @@ def host_nics(snapshot: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostN
 
 
 def device_name(*, pci_address: str | None, interface: str) -> str:
-    """`pci-0000-8a-00-0`, or the interface's name where Kubernetes takes it for one, else in base32."""
+    """`pci-0000-8a-00-0`, or the interface's name if Kubernetes accepts it, else in base32."""
     if pci_address is not None:
         return f"pci-{re.sub('[^a-z0-9]+', '-', pci_address.lower())}"
     if _DNS_LABEL.fullmatch(interface):
@@ -207,7 +207,7 @@ class GpuPartner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_partners(machine: Machine) -> dict[int, GpuPartner]:
-    """By NIC index; NICs that are near to no GPU have none."""
+    """By NIC index. NICs that are near to no GPU have none."""
     found = {}
     for nic, cell in own_gpus(machine).items():
         gpu = machine.gpus[cell.gpu]
@@ -219,7 +219,7 @@ def rail_numbers(machine: Machine) -> dict[int, int]:
     """By NIC index: the NICs that carry data, counted in the order of their PCI addresses.
 
     On machines of one model the same position is cabled to the same leaf switch. A machine without RDMA has
-    no rails; on one with, a NIC counts also while its RDMA device is away in a pod.
+    no rails. On one with RDMA, a NIC counts also while its RDMA device is away in a pod.
     """
     if all(nic.rdma_device is None for nic in machine.nics):
         return {}
@@ -256,7 +256,7 @@ _GIVEN_UP_FIRST = (
     *("gpuPartnerClass", "pciSubsystem", "tcxProgramNames", "tcFilterNames", "alias", "rdmaState"),
     *("linkLayer", "gpuPartnerPCIBusID", "sriovVfs", "encapsulation"),
 )
-"""What selectors need least. A NIC that has everything and is in a cloud has too many attributes."""
+"""Attributes that selectors need least. A NIC with all attributes in a cloud has too many."""
 
 
 def fit_attributes(device: Device) -> Device:
@@ -271,7 +271,7 @@ def fit_attributes(device: Device) -> Device:
 
 
 def join_within_limit(values: Iterable[str]) -> str | None:
-    """As many whole values as fit, sorted, with commas between; None for none."""
+    """As many whole values as fit, sorted, with commas between. None if none fits."""
     found = ""
     for value in sorted(values):
         longer = f"{found},{value}" if found else value
@@ -355,7 +355,7 @@ def _of_partner(partner: GpuPartner | None) -> AttributeValues:
 
 
 def merge_devices(live: Iterable[Device], remembered: Iterable[Device]) -> tuple[Device, ...]:
-    """Devices by name; what is in use keeps the attributes that it cannot show now. The live ones win."""
+    """Devices by name. Those in use keep the attributes that they cannot show now. The live ones win."""
     now = {device.name: dict(device.attributes) for device in live}
     held = {device.name: dict(device.attributes) for device in remembered}
     for name in now.keys() & held.keys():

@@ -1,21 +1,21 @@
 """The life of one DHCP lease (RFC 2131, section 4.4) as a pure state machine.
 
-`advance_lease` takes the lease, the time, where its address is (`AddressState`) and perhaps an answer,
+`advance_lease` takes the lease, the time, the place of its address (`AddressState`) and perhaps an answer,
 and returns the lease afterwards with the actions to take, in order. All times are seconds of one clock
 that never jumps and goes on while the machine sleeps (time since boot). A lease never outlives the boot
 in which it was given, nor does a pod.
 
-- Until T1 nothing is asked. From T1 the server that gave the lease is asked (RENEWING), from T2 any
-  server by broadcast (REBINDING). Without an answer the next request comes after half of what is left of
-  the state, but not before 60 s.
-- A lease that nobody prolonged is EXPIRED at its end: the address is removed, since it may be another's,
-  and asked for again. The server's NAK makes it REFUSED for good: a pod does not change its address.
-- A restarted plugin, and an interface that does not have the address, ask by INIT-REBOOT.
-- An answer counts only if it was asked for after the grant that is in force, and a grant only for the
+- Until T1 no request is sent. From T1 requests go to the server that gave the lease (RENEWING), from T2 by
+  broadcast to any server (REBINDING). Without an answer the next request comes after half of the time
+  left in the state, but not before 60 s.
+- A lease that no server prolonged is EXPIRED at its end: the address is removed, since another host may
+  have it, and requested again. The server's NAK makes it REFUSED for good: a pod does not change its address.
+- A restarted plugin, and an interface that does not have the address, send INIT-REBOOT.
+- An answer counts only if it was requested after the grant that is in force, and a grant only for the
   same address.
 
 Invariant: the interface has the address only while the lease is in force. The kernel gets the end of the
-lease as the address's lifetime, so the address goes also while the plugin is away.
+lease as the address's lifetime, so the address goes even while the plugin is away.
 
 `read_grant` and `classless_routes` read an acknowledgement as pyroute2 decodes it (RFC 2131, 2132, 3442).
 T1 and T2 default to 0.5 and 0.875 of the lease.
@@ -39,7 +39,7 @@ REPEAT_SECONDS = 60.0
 
 
 class LeaseAction(StrEnum):
-    """What a step asks for. The first three are ways to ask for the address, by their states of RFC 2131."""
+    """The action of a step. The first three are ways to request the address, by their states of RFC 2131."""
 
     REBOOT = "INIT-REBOOT"
     """By a broadcast that names the requested address: the interface need not have it."""
@@ -49,7 +49,7 @@ class LeaseAction(StrEnum):
     """By a broadcast: any server may prolong it."""
     REMOVE = "remove the address"
     SET = "let it have the address until the lease ends"
-    """By the kernel, so that the address goes also while the plugin is away."""
+    """By the kernel, so that the address goes even while the plugin is away."""
     REPORT = "report the state"
 
 
@@ -57,7 +57,7 @@ REQUEST_ACTIONS = frozenset({LeaseAction.REBOOT, LeaseAction.RENEW, LeaseAction.
 
 
 class AddressState(StrEnum):
-    """Where the interface is, and whether it has the address."""
+    """The place of the interface, and whether it has the address."""
 
     HOST = "on the host, without it"
     BARE = "in the pod, without it"
@@ -83,7 +83,7 @@ class DhcpGrant(NicValue, frozen=True, kw_only=True):
     server: str
     """Its identifier (option 54)."""
     server_mac: str
-    """From where its frame came: the server itself, or the relay before it."""
+    """The source of its frame: the server itself, or the relay before it."""
     seconds: float
     """For ever is 2^32 - 1: no boot lasts 136 years."""
     renew_after: float
@@ -119,7 +119,7 @@ class DhcpLease(NicValue, frozen=True, kw_only=True):
     mac: str
     """The hardware address of the request: the pod's interface may have another one."""
     since: float
-    """From when the grant counts: when it was asked for, not when the answer came."""
+    """The start of the grant: the time of the request, not of the answer."""
     ask_at: float
     """When the next request is due."""
     asked_at: float = 0.0
@@ -146,7 +146,7 @@ class DhcpLease(NicValue, frozen=True, kw_only=True):
 
 
 class LeaseStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease afterwards, and what to do, in this order."""
+    """The lease afterwards, and the actions to take, in this order."""
 
     lease: DhcpLease
     todo: tuple[LeaseAction, ...]
@@ -216,14 +216,14 @@ def _with_request(
 
 def _request_action(lease: DhcpLease, now: float, address: AddressState) -> LeaseAction:
     """RENEWING and REBINDING are answered by unicast to the address, so the interface must have it."""
-    # After a restart of the plugin the server may have forgotten the lease, which INIT-REBOOT asks about.
+    # After a restart of the plugin the server may have forgotten the lease, which INIT-REBOOT checks.
     if address not in _ASSIGNED or lease.state in LOST_STATES or not lease.checked:
         return LeaseAction.REBOOT
     return LeaseAction.RENEW if now < lease.rebind_at else LeaseAction.REBIND
 
 
 def _next_request_at(lease: DhcpLease, now: float) -> float:
-    """When to ask again if nobody answers: after half of what is left of the state (RFC 2131, 4.4.5)."""
+    """When to repeat an unanswered request: after half of the time left in the state (RFC 2131, 4.4.5)."""
     if lease.state in LOST_STATES:
         return now + REPEAT_SECONDS
     if now < lease.renew_at:
@@ -243,13 +243,13 @@ def _address_actions(lease: DhcpLease, address: AddressState) -> tuple[LeaseActi
 
 
 _T1, _T2 = 0.5, 0.875
-"""Of the lease, where the server does not say (RFC 2131, 4.4.5)."""
+"""Of the lease, if the server does not set them (RFC 2131, 4.4.5)."""
 LEAST_RENEWAL_SECONDS = 60.0
 """From a grant to the request that prolongs it, unless half of the lease is less."""
 
 
 def read_grant(acknowledgement: Any) -> DhcpGrant:
-    """The use of an acknowledgement. Raises `KeyError` and `ValueError`."""
+    """The grant in an acknowledgement. Raises `KeyError` and `ValueError`."""
     options = acknowledgement.dhcp["options"]
     ipv4_interface = ipaddress.IPv4Interface(f"{acknowledgement.dhcp['yiaddr']}/{options['subnet_mask']}")
     seconds = _unsigned(options["lease_time"])
@@ -267,7 +267,7 @@ def read_grant(acknowledgement: Any) -> DhcpGrant:
 
 
 def renewal_times(seconds: float, renewal: int | None, rebinding: int | None) -> tuple[float, float]:
-    """T1 and T2: what options 58 and 59 say, unless they are out of order or too soon."""
+    """T1 and T2: the values of options 58 and 59, unless they are out of order or too soon."""
     renew = seconds * _T1 if renewal is None else float(_unsigned(renewal))
     rebind = seconds * _T2 if rebinding is None else float(_unsigned(rebinding))
     # RFC 2131, 4.4.5 requires this order. Servers that break it get the defaults.

@@ -11,7 +11,7 @@ nothing here starts such a daemon.
    the daemon answers without it, that is a `Retry`.
 2. Delete the directory, with the tmpfs. NVIDIA's driver mounted that in the host's namespace, where this
    container cannot unmount. But the kernel detaches a mount when its directory is deleted in a namespace that
-   does not have the mount itself (Linux 3.18 and later). So a thread takes a mount namespace of its own,
+   does not have the mount (Linux 3.18 and later). So a thread enters its own mount namespace,
    drops the mount there, however often it shows, and deletes the directory.
 
 The compute mode of the GPUs is given back after it, as for daemons of our own (`sharing`).
@@ -33,7 +33,7 @@ from rackloom.core.cluster.objects import DEPLOYMENT
 from rackloom.errors import Retry
 
 ENDING_SECONDS = 1.0
-"""Between two looks whether the Deployment has gone."""
+"""Between two checks whether the Deployment is gone."""
 FORBIDDEN_SECONDS = 10.0
 
 
@@ -54,7 +54,7 @@ class AdoptedMpsDaemons:
     """Ends the daemons of one node. `home` has a directory for each."""
 
     def __init__(self, api: KubeApi, home: Path, answers: Callable[[str], Awaitable[bool]]) -> None:
-        """`answers` says whether a daemon runs, by the name of its directory."""
+        """`answers` returns whether a daemon runs, by the name of its directory."""
         self._api = api
         self._home = home
         self._answers = answers
@@ -76,7 +76,7 @@ class AdoptedMpsDaemons:
             raise Retry(f"{name}, an MPS daemon of NVIDIA's driver, is ending", after=ENDING_SECONDS)
         home = self._home / daemon.id
         if (home / "pipe").exists() and await self._answers(daemon.id):
-            # Whoever took the node over named the namespace; the Deployment may be in another one.
+            # The namespace was named at the takeover, and the Deployment may be in another one.
             raise Retry(
                 f"there is no {name}, and its MPS daemon runs: delete its Deployment, wherever that is",
                 after=FORBIDDEN_SECONDS,
@@ -87,7 +87,7 @@ class AdoptedMpsDaemons:
             raise Retry(f"{home} cannot be removed: {error}", after=ENDING_SECONDS) from error
 
 
-# The directory, and what is mounted in it.
+# The directory, and the mounts in it.
 
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x20000, 0x4000, 1 << 18, 2
@@ -98,7 +98,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def remove_with_mounts(home: Path) -> None:
-    """Delete a directory with what is mounted in it, here or on the host. Raises `OSError`. Blocks."""
+    """Delete a directory and the mounts in it, here or on the host. Raises `OSError`. Blocks."""
     if not _mounted_in(home):
         if home.exists():
             shutil.rmtree(home)
@@ -126,7 +126,7 @@ def _unmount(home: Path) -> None:
     """Drop the mounts of this namespace that are in the directory.
 
     The container sees the directory a second time below the host's root, where another mount may cover one of
-    them. No path leads there, so what covers it is dropped first. Each round drops one mount.
+    them. No path leads there, so the covering mount is dropped first. Each round drops one mount.
     """
     while points := _mounted_in(home):
         try:
@@ -139,7 +139,7 @@ def _unmount(home: Path) -> None:
 
 
 def _mounted_in(home: Path) -> list[str]:
-    """The mount points in a daemon's directory, by whatever path; the last made last."""
+    """The mount points in a daemon's directory, by any path. The newest comes last."""
     ends = tuple(f"/{home.name}/{name}" for name in ("shm", "pipe", "log"))
     return [point for point in _mount_points() if point.endswith(ends)]
 

@@ -26,7 +26,7 @@ class DriverPrograms:
         self._driver = driver
 
     async def run(self, *command: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
-        """What the program prints. Raises `ProgramFailed`, and `Retry` if it does not end in time."""
+        """The output of the program. Raises `ProgramFailed`, and `Retry` if it does not end in time."""
         result = await programs.run_program(
             *programs.chroot_prefix(self.root),
             *command,

@@ -1,7 +1,7 @@
 """The GPUs of a node: their values, the source that needs no driver, and the devices that they become.
 
 `GpuInventory` lists the GPUs that answer, with their MIG devices, join keys and fabric state. None always
-means that the driver does not report the value. `GpuSource` is the interface of whatever reads them: NVML
+means that the driver does not report the value. `GpuSource` is the interface of the sources: NVML
 (`nvml`) or a declaration. Its methods block and belong in a thread.
 
 `DeclaredGpus` reads a file in place of a driver, for rehearsals, simulated nodes and tests:
@@ -15,12 +15,12 @@ docs/gpus.md names every field. The file is read again each time: a number that 
 
 Names, attributes and capacities of the devices are those of NVIDIA's DRA driver for GPUs 0.5. Clique,
 join key and NIC partner are additions. `gpu_locations` takes the PCIe root, the NUMA node and
-the nearest NIC of each GPU from the machine's topology. The NIC partner says which NIC to claim together
+the nearest NIC of each GPU from the machine's topology. The NIC partner is the NIC to claim together
 with the GPU. To add an attribute, add it to the function of its kind of device. A value from sysfs gets
 there by `PciFunction` (`topology.discovery.sysfs`), `Gpu` (`topology.machine`) and `GpuLocation`.
 
 `ShareSettings` lets several claims have one device by the consumable capacity of Kubernetes 1.34 and
-later. In mode `memory` a claim that names no memory takes all of it; in mode `unlimited` it takes none; a
+later. In mode `memory` a claim that names no memory takes all of it. In mode `unlimited` it takes none. A
 number limits the claims. The scheduler keeps the account: nothing keeps a program from using more memory.
 Modes and defaults are those of NVIDIA's DRA driver (ConsumableShares).
 
@@ -63,7 +63,7 @@ from rackloom.topology.machine import Machine, numa_of
 
 
 class RecoveryAction(IntEnum):
-    """What the driver wants done before the GPU works again (NVML_GPU_RECOVERY_ACTION_*)."""
+    """The action that the driver requires before the GPU works again (NVML_GPU_RECOVERY_ACTION_*)."""
 
     NONE = 0
     GPU_RESET = 1
@@ -139,7 +139,7 @@ class MigPartition(NodeValue, frozen=True, kw_only=True):
 
 
 class GpuFacts(NodeValue, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What is the same of a GPU whether a driver or an inventory file reports it. None is not reported."""
+    """The values of a GPU that both a driver and an inventory file can report. None means not reported."""
 
     minor: int
     """N of /dev/nvidiaN."""
@@ -170,13 +170,13 @@ class NodeGpu(GpuFacts, frozen=True, kw_only=True):
     fabric_joining: bool = False
     """Whether it still registers with its NVLink fabric."""
     partitions: tuple[MigPartition, ...] = ()
-    """MIG devices that may be made on it; none where that is switched off, or the GPU cannot."""
+    """MIG devices that may be made on it. Empty if that is switched off, or impossible on this GPU."""
     mig_switchable: bool = False
     """Whether MIG mode is switched without a reset of the GPU (Hopper and later)."""
 
     @property
     def is_partitionable(self) -> bool:
-        """Whether MIG devices are made of it: `migs` are those that no claim made."""
+        """Whether MIG devices are made on it on demand: only if others made none (`migs`)."""
         return bool(self.partitions) and not self.migs
 
     @property
@@ -211,37 +211,37 @@ class GpuSource(Protocol):
         """All GPUs that answer. Raises `Retry` when that is unknown, `Refused` without a driver."""
 
     def wait(self, seconds: float) -> tuple[XidError, ...]:
-        """Errors that happen within `seconds`; returns at the first. Raises `Retry`."""
+        """Errors that happen within `seconds`. Returns at the first. Raises `Retry`."""
 
     def unmonitored(self) -> frozenset[str]:
-        """UUIDs of GPUs whose errors cannot be listened to."""
+        """UUIDs of GPUs that do not report their errors."""
 
     def close(self) -> None:
         """Release the driver."""
 
 
 class PlaceTaken(Retry):
-    """A MIG device that somebody else made is where one is to be made."""
+    """A MIG device that another program made is in the way of the new one."""
 
 
 class GpuPartitioner(Protocol):
     """Makes MIG devices. Every method blocks, and belongs in a thread.
 
-    Each can be repeated: it leaves the same, whatever an attempt before it left.
+    Each can be repeated: its result does not depend on the remains of an earlier attempt.
     """
 
     def make(self, partition: MigPartition, *, began: bool) -> MigDevice:
         """Make a MIG device, in MIG mode. Raises `Retry` or `Refused`.
 
-        What is at its place is completed if an attempt for the claim `began` before, and otherwise belongs to
-        somebody else: `PlaceTaken`.
+        A device at its place is completed if an attempt for the claim `began` before. Otherwise the device
+        belongs to another program: `PlaceTaken`.
         """
 
     def destroy(self, partition: MigPartition) -> None:
         """Destroy a MIG device if it is there, and end MIG mode after the last. Raises `Retry`."""
 
     def leave_mig_mode(self, uuid: str) -> None:
-        """Have a whole GPU out of MIG mode. Raises `Retry` while it has MIG devices or is in use."""
+        """Take a whole GPU out of MIG mode. Raises `Retry` while it has MIG devices or is in use."""
 
 
 # A file in place of a driver.
@@ -279,7 +279,7 @@ class DeclaredGpus:
         self._reported: frozenset[XidError] = frozenset()
 
     def read(self) -> GpuInventory:
-        """What the file says now. Raises `Retry` naming what is wrong with it: it may be in the making."""
+        """The GPUs that the file declares now. Raises `Retry` with the fault: a writer may be at work."""
         file = self._file()
         try:
             return GpuInventory(
@@ -313,7 +313,7 @@ class DeclaredGpus:
 
 
 def check_declared_gpus(path: Path) -> None:
-    """Raise `Refused` for a file that cannot be used as it is."""
+    """Raise `Refused` if the file cannot be used as it is."""
     try:
         DeclaredGpus(path).read()
     except Retry as retry:
@@ -336,7 +336,7 @@ def _declared_gpu(gpu: DeclaredGpu) -> NodeGpu:
     )
 
 
-# Where a GPU is in its machine, and its NIC.
+# The place of a GPU in its machine, and its NIC.
 
 
 class NicPartner(NodeValue, frozen=True, kw_only=True):
@@ -348,7 +348,7 @@ class NicPartner(NodeValue, frozen=True, kw_only=True):
 
 
 class GpuLocation(NodeValue, frozen=True, kw_only=True):
-    """Where a GPU sits; None is not known."""
+    """The place of a GPU. None means unknown."""
 
     pcie_root: str | None = None
     numa_node: int | None = None
@@ -393,7 +393,7 @@ def gpu_name(gpu: NodeGpu) -> str:
 
 
 def mig_name(gpu: NodeGpu, mig: MigDevice) -> str:
-    """Name of a MIG device; one of several in a GPU instance is told apart by its compute instance."""
+    """Name of a MIG device. The compute instance distinguishes several devices in one GPU instance."""
     name = mig_device_name(gpu.minor, mig.profile, mig.profile_id, mig.placement_start)
     return f"{name}-{mig.compute_instance}" if "c." in mig.profile else name
 
@@ -416,7 +416,7 @@ def gpu_device(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> 
             **clique_attributes(gpu.clique),
             **gpu_attributes(gpu.key),
             "uuid": gpu.uuid,
-            # The module once more, under the name of NVIDIA's driver (FabricManagerPartitioning).
+            # The module again, under the name of NVIDIA's driver (FabricManagerPartitioning).
             "gpuModuleID": None if gpu.key.place is None else gpu.key.place.value.module_id,
             TRAY: gpu.tray,
         }
@@ -425,7 +425,7 @@ def gpu_device(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> 
 
 
 def mig_device(gpu: NodeGpu, mig: MigDevice, inventory: GpuInventory, location: GpuLocation) -> Device:
-    """A MIG device, with what it inherits from its GPU."""
+    """A MIG device, with the attributes that it inherits from its GPU."""
     slices = range(mig.placement_start, mig.placement_start + mig.placement_size)
     capacity = quantities(
         memory=mig.memory_bytes,
@@ -460,7 +460,7 @@ def semantic_version(written: str | None) -> DeviceAttribute | None:
 
 
 def _common_attributes(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> AttributeValues:
-    """What a GPU and the MIG devices in it have in common."""
+    """The attributes that a GPU and the MIG devices in it have in common."""
     return {
         "productName": gpu.product,
         "brand": gpu.brand,
@@ -474,7 +474,7 @@ def _common_attributes(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocat
 
 
 def pci_attributes(address: str, root: str | None, numa_node: int | None) -> AttributeValues:
-    """Where the function is, by Kubernetes' own names."""
+    """The place of the function, by Kubernetes' own names."""
     return {
         f"{STANDARD_DOMAIN}/pciBusID": address,
         f"{STANDARD_DOMAIN}/pcieRoot": root,
@@ -508,7 +508,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
         if self.mode == SHARES_DISABLED or memory is None:
             return device
         size = int(str(memory.value))
-        # Only where memory is what is shared does a claim that names none take all of it.
+        # A claim that names no memory takes all of it only if memory is the shared capacity.
         least, default = (MEBIBYTE, size // MEBIBYTE * MEBIBYTE) if self.mode == SHARES_MEMORY else (0, 0)
         capacity = {**device.capacity, _MEMORY: _shared_capacity(size, default, least, MEBIBYTE)}
         if self.count is not None:
@@ -552,7 +552,7 @@ def partitions_of(entry: CheckpointEntry) -> tuple[MigPartition, ...]:
 
 
 def passed_through(entries: Collection[CheckpointEntry]) -> frozenset[str]:
-    """PCI addresses of all GPUs that claims have bound, or may have: they are recorded before they are."""
+    """PCI addresses of all GPUs that claims have bound, or may have: they are recorded before the binding."""
     return frozenset(address for entry in entries for address in entry.record.get(PASSED_THROUGH, ()))
 
 
@@ -587,9 +587,9 @@ def has_another_claim(uid: str, wanted: MigPartition, entries: Iterable[Checkpoi
 def blocking_claim(
     uid: str, wanted: Collection[MigPartition], whole: Collection[str], entries: Iterable[CheckpointEntry]
 ) -> CheckpointEntry | None:
-    """A prepared claim besides `uid` that has a part of what is wanted: partitions, and `whole` GPUs.
+    """A prepared claim besides `uid` that has a part of the wanted partitions or `whole` GPUs.
 
-    Two claims for one whole GPU are the same device to the scheduler, and no matter of this.
+    Two claims for one whole GPU are the same device to the scheduler, and do not matter here.
     """
     for entry in entries:
         if entry.ref.uid == uid or entry.state is not PrepareState.COMPLETED:

@@ -1,16 +1,16 @@
 """MIG devices of one GPU through NVML: those that exist, those that could be made, making and destroying.
 
 A MIG device is a compute instance in a GPU instance. A GPU instance that is made here gets one compute
-instance, which has all of it. `make_mig_device` switches MIG mode on if it is off, and makes what is missing
-of both; it takes nothing that it finds at the place before the claim's first attempt. `destroy_mig_device`
-goes the other way, and ends MIG mode after the last GPU instance. Both can be repeated after a crash at any
-step: what exists is asked of the driver and never remembered.
+instance, which has all of it. `make_mig_device` switches MIG mode on if it is off, and makes the instances
+that are missing. It takes nothing that it finds at the place before the claim's first attempt.
+`destroy_mig_device` goes the other way, and ends MIG mode after the last GPU instance. Both can be repeated
+after a crash at any step: they query the driver for existing instances, and remember none.
 
 Hopper and later switch MIG mode without a reset if no program uses the GPU. Ampere needs a reset, which is
 left to the operator: such a GPU has partitions only while it is in MIG mode, and stays in it. A vGPU cannot
 be partitioned.
 
-Source: NVML's interface for multi-instance GPUs; NVIDIA's MIG user guide.
+Source: NVML's interface for multi-instance GPUs, and NVIDIA's MIG user guide.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _MEBIBYTE = 1 << 20
 _VARIANTS = frozenset({7, 8})
 """Compute instance profiles with the slices of another: 1_SLICE_REV1 and 7_SLICE_NVL."""
 
-# What exists.
+# Existing MIG devices.
 
 
 def mig_mode(nvml: Any, handle: Any) -> bool:
@@ -46,7 +46,7 @@ def mig_devices(nvml: Any, handle: Any) -> tuple[MigDevice, ...]:
     """Every MIG device that exists on the GPU."""
     found = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        # Indexes have holes where devices were destroyed.
+        # Destroyed devices leave holes in the indexes.
         with suppress(nvml.NVMLError_NotFound):
             mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             found.append(_mig_device(nvml, handle, mig))
@@ -76,7 +76,7 @@ def _mig_device(nvml: Any, parent: Any, handle: Any) -> MigDevice:
     )
 
 
-# What could be made.
+# MIG devices that could be made.
 
 
 def mig_switchable(nvml: Any, handle: Any) -> bool:
@@ -85,7 +85,7 @@ def mig_switchable(nvml: Any, handle: Any) -> bool:
 
 
 def mig_partitions(nvml: Any, handle: Any) -> tuple[MigPartition, ...]:
-    """Every profile of the GPU at each of its places; none where no MIG device can be made now."""
+    """Every profile of the GPU at each of its places. Empty if no MIG device can be made now."""
     if _is_virtual(nvml, handle) or not (mig_switchable(nvml, handle) or mig_mode(nvml, handle)):
         return ()
     uuid = nvml.nvmlDeviceGetUUID(handle)
@@ -147,8 +147,8 @@ def _text(name: Any) -> str:
 def make_mig_device(nvml: Any, handle: Any, partition: MigPartition, *, began: bool) -> MigDevice:
     """Make the MIG device, or complete it if an earlier attempt `began`.
 
-    Raises `Retry` while something is in the way, `PlaceTaken` where that is a device of somebody else, and
-    `Refused` where the GPU needs a reset.
+    Raises `Retry` while something is in the way, `PlaceTaken` if that is another program's device, and
+    `Refused` if the GPU needs a reset.
     """
     with _in_use_named(nvml, f"a MIG device {partition.profile} cannot be made on GPU {partition.gpu}"):
         if not mig_mode(nvml, handle):
@@ -173,11 +173,11 @@ def _make_instance(nvml: Any, handle: Any, partition: MigPartition) -> Any:
 
 
 def destroy_mig_device(nvml: Any, handle: Any, partition: MigPartition) -> None:
-    """Destroy the MIG device if it exists; MIG mode ends with the last. Raises `Retry` while it is in use."""
+    """Destroy the MIG device if it exists. MIG mode ends with the last. Raises `Retry` while it is in use."""
     if not mig_mode(nvml, handle):
         return
     with _in_use_named(nvml, f"MIG device {partition.profile} of GPU {partition.gpu} cannot be destroyed"):
-        # Destroy the GPU instance at the place, if there is one, and what is in it.
+        # Destroy the GPU instance at the place, if there is one, and its compute instances.
         for instance in _instances_at(nvml, handle, partition):
             for compute in _compute_instances(nvml, instance):
                 nvml.nvmlComputeInstanceDestroy(compute)
@@ -192,7 +192,7 @@ def destroy_mig_device(nvml: Any, handle: Any, partition: MigPartition) -> None:
 
 
 def leave_mig_mode(nvml: Any, handle: Any, uuid: str) -> None:
-    """Have the GPU out of MIG mode. Raises `Retry` while it has GPU instances or is in use."""
+    """Take the GPU out of MIG mode. Raises `Retry` while it has GPU instances or is in use."""
     if not mig_mode(nvml, handle):
         return
     if _has_instances(nvml, handle):
@@ -253,7 +253,7 @@ def _compute_profile(nvml: Any, instance: Any, partition: MigPartition) -> int:
 
 
 def _compute_instances(nvml: Any, instance: Any) -> Iterator[Any]:
-    """Those of each profile: somebody else may have divided what an attempt left."""
+    """Those of each profile: another program may have divided the remains of an attempt."""
     for profile in list(_compute_profiles(nvml, instance)):
         count = c_uint(0)
         found = (nvml.c_nvmlComputeInstance_t * max(profile.instanceCount, 1))()
@@ -263,7 +263,7 @@ def _compute_instances(nvml: Any, instance: Any) -> Iterator[Any]:
 
 @contextmanager
 def _in_use_named(nvml: Any, what: str) -> Iterator[None]:
-    """Raises `Retry` for what passes once a program or another claim has let go of the GPU."""
+    """Raises `Retry` for errors that pass once a program or another claim has let go of the GPU."""
     try:
         yield
     except nvml.NVMLError_InUse as error:

@@ -85,7 +85,7 @@ REGISTRATION_SECONDS = 600.0
 """How long a GPU may register with its NVLink fabric before the summary of its health counts."""
 NO_SCHEDULE = "NoSchedule"
 NO_EFFECT = "None"
-"""For people to read; nothing is kept off the device."""
+"""For people to read. It keeps nothing off the device."""
 
 
 class AnnouncedRecovery(NodeValue, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class AnnouncedRecovery(NodeValue, frozen=True, kw_only=True):
 
 
 class GpuCondition(NodeValue, frozen=True, kw_only=True):
-    """What is known of one GPU. Times are those of a monotonic clock."""
+    """The known state of one GPU. Times are those of a monotonic clock."""
 
     gpu: NodeGpu
     """As it last answered, at `seen_at`."""
@@ -116,7 +116,7 @@ class GpuCondition(NodeValue, frozen=True, kw_only=True):
         announced, reported = self.announced, self.gpu.recovery
         if announced is None or (reported is not None and announced.at < self.seen_at):
             return reported
-        # Of a driver that NVML cannot ask, a reset may go unseen.
+        # If the driver does not report actions, a reset may go unseen.
         is_current = reported is not None or now - announced.at < UNREPORTED_SECONDS
         return announced.action if is_current else None
 
@@ -133,7 +133,7 @@ GpuConditions = Mapping[str, GpuCondition]
 
 
 class PublishedGpu(NodeValue, frozen=True, kw_only=True):
-    """What a device's name stands for: a whole GPU, one that is passed through, or a MIG device.
+    """The device behind a name: a whole GPU, one that is passed through, or a MIG device.
 
     A MIG device exists (`mig`) or is made for a claim (`partition`).
     """
@@ -145,9 +145,9 @@ class PublishedGpu(NodeValue, frozen=True, kw_only=True):
 
     @property
     def uuid(self) -> str:
-        """By which the driver's programs name the device.
+        """The UUID by which the driver's programs name the device.
 
-        Nothing for one that is passed through, and for a MIG device that is made for its claim.
+        Empty for one that is passed through, and for a MIG device that is made for its claim.
         """
         if self.partition is not None:
             return ""
@@ -157,7 +157,7 @@ class PublishedGpu(NodeValue, frozen=True, kw_only=True):
 
 
 class InventorySnapshot(NodeValue, frozen=True, kw_only=True):
-    """What one observation found. `unmonitored` are the UUIDs of GPUs without error events.
+    """The result of one observation. `unmonitored` are the UUIDs of GPUs without error events.
 
     `away` are PCI addresses of GPUs that claims have given to virtual machines.
     """
@@ -293,9 +293,9 @@ def _recovery_name(recovery: RecoveryAction) -> str:
 
 
 class GpuObservation(NodeValue, frozen=True, kw_only=True):
-    """What one reading of the machine found; locations by PCI address.
+    """The result of one reading of the machine, with locations by PCI address.
 
-    `missing` is what keeps the node from having GPUs at all.
+    `missing` is the reason why the node has no GPUs at all.
     """
 
     inventory: GpuInventory = GpuInventory()
@@ -312,7 +312,7 @@ class NodeGpus(NodeValue, frozen=True, kw_only=True):
 
 
 def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
-    """What each published name stands for."""
+    """The device behind each published name."""
     found: dict[str, PublishedGpu] = {}
     for condition in _by_minor(node.conditions):
         gpu = condition.gpu
@@ -330,9 +330,9 @@ def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
 
 
 def published_devices(node: NodeGpus, rules: XidRules, *, partitioned: bool = True) -> tuple[Device, ...]:
-    """What to publish. A GPU that does not answer any more stays, with a taint.
+    """The devices to publish. A GPU that does not answer any more stays, with a taint.
 
-    Not `partitioned`, no GPU is offered in parts that would have to be made.
+    Unless `partitioned`, no GPU is offered in parts that would have to be made.
     """
     devices: list[Device] = []
     newest, switched = node.newest, _switchable(node) if partitioned else {}
@@ -353,7 +353,7 @@ def published_devices(node: NodeGpus, rules: XidRules, *, partitioned: bool = Tr
 
 
 def counter_sets(node: NodeGpus) -> tuple[CounterSet, ...]:
-    """What the published devices draw from: those of divided GPUs, and of GPUs that may be passed through."""
+    """The counters that published devices consume: of divided GPUs, and of GPUs for virtual machines."""
     gpus = [condition.gpu for condition in _by_minor(node.conditions)]
     divided = (counter_set(gpu) for gpu in gpus if gpu.is_partitionable)
     return (*divided, *map(switch_counters, _switchable(node).values()))
@@ -392,7 +392,7 @@ class GpuReader:
     """Does not block."""
 
     def read(self) -> GpuObservation:
-        """Raises `Retry` or `Refused` where nothing can be read.
+        """Raises `Retry` or `Refused` if nothing can be read.
 
         Without a driver there are no GPUs but those that are passed through, which need none here.
         """
@@ -405,7 +405,7 @@ class GpuReader:
 
 
 def _as_claimed(found: GpuObservation, claims: Collection[CheckpointEntry]) -> GpuObservation:
-    """Only MIG devices that no claim made are devices by themselves; what a claim has bound goes back."""
+    """Without the MIG devices that claims made, and with the GPUs that claims have bound as switchable."""
     gpus = tuple(
         msgspec.structs.replace(gpu, migs=made_by_others(gpu.uuid, gpu.migs, claims))
         for gpu in found.inventory.gpus
@@ -430,14 +430,14 @@ class GpuMonitor:
         self._observed_at: float | None = None
         self._trouble = "the GPUs were not looked at yet"
         self.missing: str | None = None
-        """What has to appear before this node has GPUs; None for nothing."""
+        """The part that this node needs before it has GPUs, or None."""
 
     def resume(self, claims: Callable[[], Collection[CheckpointEntry]]) -> None:
-        """`claims` returns what the checkpoint holds: it tells which MIG devices were made for claims."""
+        """`claims` returns the checkpoint's entries, which show the MIG devices that were made for claims."""
         self._claims = claims
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever the published devices change."""
+        """Call `callback` whenever the published devices change."""
         self._on_change = callback
 
     async def pool(self, name: str) -> DevicePool:
@@ -446,7 +446,7 @@ class GpuMonitor:
         return msgspec.structs.replace(self._pool, name=name)
 
     async def need(self) -> None:
-        """Make sure that the GPUs were read once. Raises `Retry` where that cannot be done now."""
+        """Make sure that the GPUs were read once. Raises `Retry` if that cannot be done now."""
         if self._observed_at is None:
             await self.observe()
         if self._observed_at is None:
@@ -494,7 +494,7 @@ class GpuMonitor:
             raise deaf
 
     def device(self, name: str) -> PublishedGpu | None:
-        """What a published name stands for; None for a name that is not published."""
+        """The device behind a published name, or None if the name is not published."""
         return devices_by_name(self._node).get(name)
 
     def gpu_at(self, address: str) -> NodeGpu | None:

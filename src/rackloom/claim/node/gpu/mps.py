@@ -1,8 +1,8 @@
 """MPS control daemons: one for the devices of a claim that have the same MPS settings.
 
 A daemon runs in a mount namespace with its own /dev/shm, so that only its clients share memory with it.
-`mps_launcher` starts it, in a container that outlives the plugin's. Whether it runs is asked of it each time
-and never remembered, so a restarted plugin goes on where it was; daemons that stop answering are started
+`mps_launcher` starts it, in a container that outlives the plugin's. Its state is queried each time and never
+remembered, so a restarted plugin continues where it was. Daemons that stop answering are started
 again. Clients find their daemon by CUDA_MPS_PIPE_DIRECTORY.
 
 Source: NVIDIA's Multi-Process Service guide.
@@ -50,7 +50,7 @@ class MpsDaemons:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ensure(self, daemon: MpsDaemon) -> None:
-        """Have `daemon` run with its settings. Raises `Retry`, or `Refused` on a node that cannot run it."""
+        """Make `daemon` run with its settings. Raises `Retry`, or `Refused` on a node that cannot run it."""
         self._wanted[daemon.name] = daemon
         async with self._lock(daemon.name):
             await self._ensure(daemon)
@@ -75,7 +75,7 @@ class MpsDaemons:
             await self.stop(name)
 
     async def revive(self) -> None:
-        """Start again those that do not answer any more."""
+        """Restart daemons that do not answer any more."""
         for name in list(self._wanted):
             async with self._lock(name):
                 # It may have been stopped while this waited for the lock.
@@ -98,7 +98,7 @@ class MpsDaemons:
         )
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """A daemon must not be started and ended at once."""
+        """A daemon must not be started and ended at the same time."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     async def _ensure(self, daemon: MpsDaemon) -> None:
@@ -139,7 +139,7 @@ class MpsDaemons:
             )
 
     async def answers(self, name: str) -> bool:
-        """Whether a daemon runs. Raises `Retry` where that stays open: one that hangs still has its GPUs."""
+        """Whether a daemon runs. Raises `Retry` if that is unclear: a hanging daemon still has its GPUs."""
         try:
             await self._control(name, "get_default_active_thread_percentage")
         except ProgramFailed:

@@ -1,16 +1,16 @@
-"""Where MPS control daemons are started, which decides when they end.
+"""Starting MPS control daemons in a container, which decides when they end.
 
 A container's processes end with it. `OwnContainer` starts daemons in the container of the GPU plugin, so that
 an upgrade of the plugin ends them, and with them the CUDA contexts of their clients. `PodLauncher` has them
 started in the pod of `rackloom node mps`, which no rollout replaces: `serve_launches` listens there on
 `launcher.sock` in the directory of the daemons.
 
-The launcher knows nothing of claims. It starts a daemon when the plugin asks for it, and the plugin asks,
+The launcher knows nothing of claims. It starts a daemon on request of the plugin, and the plugin queries,
 rules and ends the daemon by the daemon's own pipe. A daemon's life depends on the launcher's container alone.
 
 One connection carries one request, a line of JSON: a `DaemonStart`, or `null`. The reply is a line with a
 `StartReply`. Connections are served one after the other, in the order in which they were made, so that the
-reply to `null` says that no start of before is under way. Both ends may be of different releases, since the
+reply to `null` means that no earlier start is under way. Both ends may be of different releases, since the
 pod is older than the plugin after an upgrade: fields that one end does not know are ignored, and new ones
 need defaults.
 """
@@ -50,8 +50,8 @@ class DaemonStart(msgspec.Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()
     """Of nvidia-cuda-mps-control."""
     env: Mapping[str, str]
-    """Its whole environment: its directories and devices, and where the driver's programs and libraries
-    are."""
+    """Its whole environment: its directories and devices, and the paths of the driver's programs and
+    libraries."""
 
     async def run(self, programs: DriverPrograms) -> None:
         """Start it in this container. Raises `Retry` with the output of the program."""
@@ -60,7 +60,7 @@ class DaemonStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request. JSON between releases."""
+    """The outcome of a request. JSON between releases."""
 
     error: str | None = None
 
@@ -69,7 +69,7 @@ class MpsLauncher(Protocol):
     """Starts daemons."""
 
     async def start(self, daemon: DaemonStart) -> None:
-        """Start a daemon that does not run. Raises `Retry`; it may be started nevertheless."""
+        """Start a daemon that does not run. Raises `Retry`, but the daemon may be started nevertheless."""
         ...
 
     async def settle(self) -> None:
@@ -108,7 +108,7 @@ class PodLauncher(MpsLauncher):
             ) from error
 
     async def settle(self) -> None:
-        """Wait for its turn. Where nothing listens there is no launcher, and so no daemon either."""
+        """Wait for its turn. If nothing listens, there is no launcher, and so no daemon either."""
         with suppress(FileNotFoundError, ConnectionRefusedError):
             await self._request(None)
 
@@ -139,12 +139,12 @@ def daemons_home(plugins: Path) -> Path:
 
 
 def launcher_socket(home: Path) -> Path:
-    """Where the launcher listens, in the directory of the daemons."""
+    """The socket of the launcher, in the directory of the daemons."""
     return home / "launcher.sock"
 
 
 async def serve_launches(path: Path, programs: DriverPrograms) -> None:
-    """Start daemons that are asked for on `path`, until cancelled. Only the owner of this process may ask."""
+    """Start the daemons requested on `path`, until cancelled. Only this process's owner may connect."""
     with _listener(path) as listener:
         while True:
             connection, _ = await asyncio.get_running_loop().sock_accept(listener)
@@ -155,12 +155,12 @@ async def serve_launches(path: Path, programs: DriverPrograms) -> None:
 @contextmanager
 def _listener(path: Path) -> Iterator[socket.socket]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # One of before was killed, or is about to end.
+    # An earlier launcher was killed, or is about to end.
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.setblocking(False)
         listener.bind(str(path))
-        # Nobody can connect before it listens.
+        # No process can connect before it listens.
         path.chmod(0o600)
         listener.listen()
         yield listener

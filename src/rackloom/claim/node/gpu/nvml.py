@@ -1,12 +1,12 @@
 """The GPUs of a node through NVML: inventory, and errors as they happen (XID events).
 
-A GPU that has fallen off the bus or needs a reset is left out; the others are still read. What an older
-driver or a smaller GPU does not know is None. A recovery action that this version does not know counts as
-the strongest one.
+A GPU that has fallen off the bus or needs a reset is left out, and the others are still read. Values that
+an older driver or a smaller GPU does not have are None. A recovery action that this version does not know
+counts as the strongest one.
 
-`NvmlGpus` is the source that the plugin uses; MIG devices are read and made by `mig`. `wait` blocks on an
-NVML event set for XID critical errors. After any NVML error it starts a new session, since events of a GPU
-that was lost do not come back by themselves, and so it does when another library counts. It ends its session
+`NvmlGpus` is the source that the plugin uses. `mig` reads and makes MIG devices. `wait` blocks on an
+NVML event set for XID critical errors. It starts a new session after any NVML error, since events of a GPU
+that was lost do not come back otherwise, and when another library counts. It ends its session
 when a driver container is about to end: with the GPUs open, the kernel module could not be unloaded. GPUs
 that do not support events are reported as unmonitored.
 """
@@ -78,9 +78,9 @@ _ADDRESSING = {0: "None", 1: "HMM", 2: "ATS"}
 
 
 def read_gpus(driver_root: Path, *, dynamic_mig: bool = False) -> GpuInventory:
-    """Every GPU that answers, with the MIG devices that may be made on it where these are `dynamic_mig`.
+    """Every GPU that answers, with the MIG devices that may be made on it if `dynamic_mig`.
 
-    Raises `Refused` where the driver is missing, `Retry` where it has trouble.
+    Raises `Refused` if the driver is missing, and `Retry` if it fails.
     """
     with nvml_session(driver_root) as nvml:
         if nvml is None:
@@ -96,7 +96,7 @@ def read_gpus(driver_root: Path, *, dynamic_mig: bool = False) -> GpuInventory:
 
 
 def if_supported(nvml: Any, question: Callable[[], T]) -> T | None:
-    """The answer, or None where the GPU or its driver does not know."""
+    """The answer, or None if the GPU or its driver does not support the question."""
     unknown = (
         nvml.NVMLError_NotSupported,
         nvml.NVMLError_FunctionNotFound,
@@ -153,13 +153,13 @@ def _clique_or_none(fabric: GpuFabric) -> str:
 
 
 def _memory(nvml: Any, handle: Any) -> int:
-    """Bytes. A GPU that shares the machine's memory (DGX Spark) has none of its own."""
+    """Bytes. A GPU that shares the machine's memory (DGX Spark) has none."""
     memory = if_supported(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     return 0 if memory is None else int(memory.total)
 
 
 def _addressing(nvml: Any, handle: Any) -> str | None:
-    """How the GPU reaches the host's pageable memory. The bindings leave the version out of the question."""
+    """How the GPU reaches the host's pageable memory. The bindings leave the version out of the request."""
     from ctypes import byref
 
     mode = nvml.c_nvmlDeviceAddressingMode_t()
@@ -181,8 +181,8 @@ def _recovery(nvml: Any, handle: Any) -> RecoveryAction | None:
 class NvmlGpus:
     """The GPUs that NVML knows.
 
-    `read` and `wait` take turns. `wait` starts to listen anew after trouble, since events of a GPU
-    that was lost do not come back by themselves.
+    `read` and `wait` take turns. `wait` starts to listen again after trouble, since events of a GPU
+    that was lost do not come back otherwise.
     """
 
     def __init__(self, driver_root: Path, *, dynamic_mig: bool = False) -> None:
@@ -195,7 +195,7 @@ class NvmlGpus:
         self._sessions = threading.RLock()
 
     def read(self) -> GpuInventory:
-        """Every GPU that answers. Raises `Retry`, or `Refused` where the driver is missing."""
+        """Every GPU that answers. Raises `Retry`, or `Refused` if the driver is missing."""
         with self._sessions:
             return read_gpus(self._driver_root, dynamic_mig=self._dynamic_mig)
 
@@ -244,7 +244,7 @@ class NvmlGpus:
             destroy_mig_device(nvml, handle, partition)
 
     def leave_mig_mode(self, uuid: str) -> None:
-        """Have a whole GPU out of MIG mode. Raises `Retry`."""
+        """Take a whole GPU out of MIG mode. Raises `Retry`."""
         with self._handle(uuid) as (nvml, handle):
             leave_mig_mode(nvml, handle, uuid)
 
@@ -274,7 +274,7 @@ class NvmlGpus:
 
 
 def _register(nvml: Any, events: Any, index: int) -> str | None:
-    """Register for the events of one GPU; its UUID where it has none. A lost GPU is not unmonitored."""
+    """Register for the events of one GPU. Returns its UUID if it has no events. A lost GPU returns None."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)

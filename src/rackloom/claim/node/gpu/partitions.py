@@ -7,7 +7,7 @@ scheduler never allocates the whole beside a part, nor two parts that overlap. T
 same while MIG devices come and go.
 
 A MIG device is made when a claim is prepared and destroyed when the claim is unprepared.
-`inventory.blocking_claim` finds a claim that was not unprepared yet and has what another one needs: kubelet
+`inventory.blocking_claim` finds a claim that is not unprepared yet and has a part that another needs: kubelet
 may prepare the next pod before it has ended the previous one.
 
 A GPU with a MIG device that no claim on this node made is not partitioned: an operator's layout is published
@@ -35,11 +35,11 @@ from rackloom.claim.node.gpu.inventory import (
 )
 from rackloom.core.allocate.objects import Counter, CounterConsumption, CounterSet, Device
 
-# What is published.
+# The published devices.
 
 
 def partition_name(gpu: NodeGpu, partition: MigPartition) -> str:
-    """Name of a MIG device that could be made; it is the name that it has when it exists."""
+    """Name of a MIG device that could be made, which is also its name when it exists."""
     return mig_device_name(gpu.minor, partition.profile, partition.profile_id, partition.placement_start)
 
 
@@ -60,7 +60,7 @@ def partitionable_devices(gpu: NodeGpu, inventory: GpuInventory, location: GpuLo
 
 
 def counter_set(gpu: NodeGpu) -> CounterSet:
-    """What the GPU has in all."""
+    """The totals of the GPU's counters."""
     counters = _counters(_total(gpu.partitions), _slices(gpu.partitions))
     return CounterSet(name=_counter_set_name(gpu), counters=counters)
 
@@ -77,7 +77,7 @@ def _part(gpu: NodeGpu, partition: MigPartition, inventory: GpuInventory, locati
 
 
 def _amounts(partition: MigPartition) -> dict[str, int]:
-    """By the name of the capacity; memory in bytes."""
+    """By the name of the capacity. Memory is in bytes."""
     return {
         "memory": partition.memory_bytes,
         "multiprocessors": partition.multiprocessors,

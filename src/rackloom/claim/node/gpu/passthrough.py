@@ -12,8 +12,8 @@ alone, and one in MIG mode not for virtual machines.
 and no process has the GPU's device file open, then writes driver_override, unbinds, and has the kernel probe.
 `release` goes the other way. Both can be repeated after a crash at any step: the kernel shows which driver
 has the GPU. NVIDIA's driver waits in the kernel, without end, while a file of a GPU that it is to give up is
-open; so this process has no NVML session meanwhile, and the check comes last before the unbinding. A process
-that opens the file in between has to end before the call returns.
+open. So this process has no NVML session during that time, and the check comes last before the unbinding. A
+process that opens the file in between has to end before the call returns.
 
 Source: driver_override and drivers_probe in the kernel's Documentation/ABI/testing/sysfs-bus-pci.
 """
@@ -43,7 +43,7 @@ VFIO_DRIVER = "vfio-pci"
 
 
 class VfioGpu(NodeValue, frozen=True, kw_only=True):
-    """A GPU that is bound to vfio-pci, so that NVIDIA's driver does not know it, or may be."""
+    """A GPU that is or may be bound to vfio-pci. NVIDIA's driver does not know a bound one."""
 
     index: int
     """Place among all GPUs of NVIDIA by PCI address, so that names stay when another GPU is bound."""
@@ -52,18 +52,18 @@ class VfioGpu(NodeValue, frozen=True, kw_only=True):
     device_id: str
     """Both as `0x10de`."""
     product: str | None = None
-    """As the host's list of PCI names has it; that is another name than NVML's."""
+    """As the host's list of PCI names has it. NVML's name differs."""
     group: int
     addressable_memory: int
     """Bytes of its largest memory window."""
     pcie_root: str | None = None
     numa_node: int | None = None
     iommufd: str | None = None
-    """Name of its device below /dev/vfio/devices; None without IOMMUFD, and while it is not bound."""
+    """Name of its device below /dev/vfio/devices. None without IOMMUFD, and while it is not bound."""
     has_iommufd: bool = False
     """Whether it has that device, or will have it."""
     driver: str | None = VFIO_DRIVER
-    """Which has the GPU. None is left where binding was cut off."""
+    """The driver that has the GPU. None if binding was cut off."""
     switchable: bool = False
     """Whether a claim binds it, and its end gives it back (`passthrough`)."""
 
@@ -96,7 +96,7 @@ def read_vfio(
 
 _DISPLAY = 0x03
 _MEMORY_WINDOW = 0x200
-"""Flag of a resource that is memory (IORESOURCE_MEM); ports have another."""
+"""Flag of a resource that is memory (IORESOURCE_MEM). Ports have another."""
 
 
 def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction, names: PciNames) -> VfioGpu | None:
@@ -134,7 +134,7 @@ def _memory_windows(resource: str) -> Iterator[int]:
             yield last - first + 1
 
 
-# What is published. Pure.
+# The published devices. Pure.
 
 
 _UNIT = {"gpu": Counter(value="1")}
@@ -150,7 +150,7 @@ def vfio_device(vfio: VfioGpu) -> Device:
     attributes = device_attributes(
         {
             "type": "vfio",
-            # As NVIDIA's driver makes it of the address: nothing reads the GPU's own while vfio-pci has it.
+            # NVIDIA's driver also makes it from the address: under vfio-pci the GPU's own cannot be read.
             "uuid": str(uuid5(NAMESPACE_DNS, vfio.pci_address)),
             "iommuFDEnabled": vfio.has_iommufd,
             "deviceID": vfio.device_id,
@@ -164,7 +164,7 @@ def vfio_device(vfio: VfioGpu) -> Device:
 
 
 def switchable(vfio: VfioGpu, claimed: Collection[str]) -> VfioGpu:
-    """The same, also switchable where a claim has bound it and its end gives it back."""
+    """The same, but also switchable if a claim has bound it, since the end of that claim gives it back."""
     return msgspec.structs.replace(vfio, switchable=vfio.switchable or vfio.pci_address in claimed)
 
 
@@ -179,7 +179,7 @@ def switchable_device(vfio: VfioGpu) -> Device:
 
 
 def drawing_unit(device: Device, vfio: VfioGpu) -> Device:
-    """The device, given by the scheduler only while the other of the GPU is not."""
+    """The device, which the scheduler allocates only while the other one of the GPU is free."""
     draw = CounterConsumption(counter_set=_counter_set_name(vfio), counters=_UNIT)
     return msgspec.structs.replace(device, consumes_counters=(draw,))
 
@@ -211,7 +211,7 @@ class PciBinder:
         quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
         driver: str = NVIDIA_DRIVER,
     ) -> None:
-        """`bus` is /sys/bus/pci, writable; `processes` is the host's /proc.
+        """`bus` is /sys/bus/pci, writable. `processes` is the host's /proc.
 
         While `quiet` is entered, this process has no GPU open.
         """
@@ -245,7 +245,7 @@ class PciBinder:
             self._probe(address, VFIO_DRIVER)
 
     def release(self, address: str) -> None:
-        """Give the GPU back to its driver. Raises `Retry` until it has it."""
+        """Give the GPU back to its driver. Raises `Retry` until the driver has it."""
         if not self._device(address).exists():
             # Without the function nothing is bound: it was unplugged, or the machine is another one.
             return
@@ -280,7 +280,7 @@ class PciBinder:
             raise Retry(f"cannot write {path}: {error.strerror}", after=BIND_RETRY_SECONDS) from error
 
     def _users(self, device_file: str) -> Iterator[str]:
-        """Processes of the host that have the device file open, as `name (pid)`; under any path to it."""
+        """Processes of the host that have the device file open under any path, as `name (pid)`."""
         for process in self._processes.iterdir():
             if process.name.isdecimal() and self._has_open(process, device_file):
                 yield f"{_name_of(process)} ({process.name})"
@@ -289,7 +289,7 @@ class PciBinder:
         try:
             files = [Path(handle.path).readlink() for handle in os.scandir(process / "fd")]
         except OSError:
-            # It has ended, or a file of it was closed meanwhile: the next attempt sees what stays.
+            # It has ended, or a file of it was just closed: the next attempt sees what stays.
             return False
         return any(file.name == device_file and file.parent.name == "dev" for file in files)
 

@@ -2,15 +2,15 @@
 
 `prepare` resolves the devices and their configurations, waits for parts of GPUs that another claim still has,
 makes the claim's MIG devices, finds the device files and the driver's CDI ids, and only then changes how the
-GPUs are shared: what cannot be given needs no sharing. `unprepare` undoes the sharing and destroys the MIG
-devices. One call at a time changes the MIG devices of a GPU, and it runs to its end even if the claim is
-given up meanwhile. `tidy` ends MPS daemons that no claim has, and looks after those of prepared claims, which
-a restart forgot.
+GPUs are shared: a device that cannot be given needs no sharing. `unprepare` undoes the sharing and destroys
+the MIG devices. One call at a time changes the MIG devices of a GPU, and it runs to its end even if the claim
+is given up before. `tidy` ends MPS daemons that no claim has, and looks after those of prepared claims,
+which a restart forgot.
 
 A passed-through GPU gets no driver files: its driver is in the virtual machine. One that NVIDIA's driver has
 is bound to vfio-pci by the claim, and given back after it (`passthrough`).
 
-Three loops run beside: look at the GPUs, listen for XIDs, keep MPS daemons alive.
+Three loops run beside that: look at the GPUs, listen for XIDs, keep MPS daemons alive.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ GPU_DRIVER = "gpu.nvidia.com"
 
 
 class GpuSettings(NodeValue, frozen=True, kw_only=True):
-    """Of one node."""
+    """The settings of one node."""
 
     node: str
     mps_home: Path
@@ -115,11 +115,11 @@ class GpuPlugin(NodePlugin):
         launcher: MpsLauncher | None = None,
         binder: PciBinder | None = None,
     ) -> None:
-        """`partitioner` makes MIG devices, where the monitor's source lists some to make.
+        """`partitioner` makes MIG devices, if the monitor's source lists some to make.
 
-        `binder` gives GPUs to virtual machines, where the monitor lists some to give.
+        `binder` gives GPUs to virtual machines, if the monitor lists some to give.
 
-        MPS daemons are started by `launcher`; without it in this container.
+        `launcher` starts MPS daemons. Without it they start in this container.
         """
         self._settings = settings
         self._monitor = monitor
@@ -130,7 +130,7 @@ class GpuPlugin(NodePlugin):
         self._begun: set[tuple[str, MigPartition]] = set()
         """MIG devices that may be at their place by an attempt for the claim (UID)."""
         self._persistent: set[str] = set()
-        """PCI addresses of GPUs whose persistence mode is off for a virtual machine, as far as this knows."""
+        """PCI addresses of GPUs whose persistence mode is off for a virtual machine, as far as is known."""
         self._mps = MpsDaemons(programs, launcher or OwnContainer(programs), settings.mps_home)
         self._adopted = AdoptedMpsDaemons(api, settings.mps_home, self._mps.answers)
         self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
@@ -144,7 +144,7 @@ class GpuPlugin(NodePlugin):
         self._begun = {(entry.ref.uid, part) for entry in claims() for part in partitions_of(entry)}
 
     def missing(self) -> str | None:
-        """NVIDIA's driver, on a node whose GPUs it should drive."""
+        """NVIDIA's driver, if it is missing on a node with GPUs for it."""
         return self._monitor.missing
 
     async def pools(self) -> tuple[DevicePool, ...]:
@@ -157,7 +157,7 @@ class GpuPlugin(NodePlugin):
         """How the GPUs will be shared, made and bound: all that has to be undone."""
         wanted = claimed_gpus(claim, self._monitor.device)
         sharing = plan_sharing(claim.ref.uid, wanted)
-        # A claim that was taken over and whose node was rebooted since: they would start with the node.
+        # After a takeover and a reboot of the node, the adopted daemons would start with the node.
         sharing = msgspec.structs.replace(sharing, adopted=self._adopted_by(claim.ref.uid))
         return {
             "sharing": msgspec.to_builtins(sharing),
@@ -174,7 +174,7 @@ class GpuPlugin(NodePlugin):
             await self._adopted.end(daemon)
         base = await self._base_ids(wanted)
         devices = tuple(self._device(gpu, sharing, base) for gpu in wanted)
-        # The intent on disk holds the same plan, so whatever part of this was done can be undone.
+        # The intent on disk holds the same plan, so every finished part can be undone.
         await apply_sharing(sharing, self._programs, self._mps)
         # NVIDIA's driver would need them, were the node given back to it.
         uuids = {gpu.result.device: gpu.device.uuid for gpu in wanted}
@@ -200,7 +200,7 @@ class GpuPlugin(NodePlugin):
             _recorded_sharing(entry), self._programs, self._mps, self._adopted, self._monitor.answers
         )
         for partition in partitions_of(entry):
-            # A GPU that is gone has lost its MIG devices by itself.
+            # A GPU that is gone has lost its MIG devices.
             if self._monitor.answers(partition.gpu):
                 await self._change_gpu(partition.gpu, partial(self._destroy_own, entry.ref.uid, partition))
             self._begun.discard((entry.ref.uid, partition))
@@ -321,7 +321,7 @@ class GpuPlugin(NodePlugin):
         return msgspec.structs.replace(target, device=device)
 
     def _make_own(self, uid: str, partition: MigPartition) -> MigDevice:
-        """Blocks. Remembers that something may be at the place, also if the claim is given up meanwhile."""
+        """Blocks. Remembers that something may be at the place, even if the claim is given up by then."""
         key, by = (uid, partition), self._need_partitioner(partition.gpu)
         try:
             made = by.make(partition, began=key in self._begun)
@@ -334,12 +334,12 @@ class GpuPlugin(NodePlugin):
         return made
 
     def _destroy_own(self, uid: str, partition: MigPartition) -> None:
-        """Blocks. A claim is recorded before its device is made: whoever is not seen here makes it later."""
+        """Blocks. A claim is recorded before its device is made: one that is not seen here makes it later."""
         if (uid, partition) in self._begun and not has_another_claim(uid, partition, self._claims()):
             self._need_partitioner(partition.gpu).destroy(partition)
 
     def _release_own(self, uid: str, address: str) -> bool:
-        """Blocks. The same for a GPU of a virtual machine; False where another claim has it by now."""
+        """Blocks. The same for a GPU of a virtual machine. Returns False if another claim has it by now."""
         others = [kept for kept in self._claims() if kept.ref.uid != uid and not kept.undoing]
         if address in passed_through(others):
             return False

@@ -9,7 +9,7 @@ GPU).
 one MPS daemon for all devices of the claim with equal MPS settings. The plan is stored in the checkpoint,
 so it can be undone. `apply_sharing` and `undo_sharing` carry it out with `nvidia-smi compute-policy
 --set-timeslice` (0 is the default), `nvidia-smi -c`, and the daemons of `mps`. Each step can be repeated. A
-GPU that is gone lost its settings by itself.
+GPU that is gone has lost its settings.
 
 Source: nvidia-smi's documentation.
 """
@@ -35,7 +35,7 @@ from rackloom.core.cluster.device_configs import (
 )
 from rackloom.errors import Refused, Retry
 
-# What the claim asks for: devices, configurations, and the plan that follows. Pure.
+# The requests of a claim: devices, configurations, and the plan that follows. Pure.
 
 
 LOST_RETRY_SECONDS = 3.0
@@ -55,7 +55,7 @@ class ClaimedGpu(NodeValue, frozen=True, kw_only=True):
 
 
 class SharingPlan(NodeValue, frozen=True, kw_only=True):
-    """How the devices of a claim are shared, in what has to be done and undone. JSON in the checkpoint."""
+    """The sharing of a claim's devices, as actions to do and undo. JSON in the checkpoint."""
 
     time_slices: Mapping[str, int] = {}
     """nvidia-smi's number of the time slice, by GPU."""
@@ -63,13 +63,13 @@ class SharingPlan(NodeValue, frozen=True, kw_only=True):
     """GPUs in exclusive compute mode: only MPS may use them."""
     daemons: tuple[MpsDaemon, ...] = ()
     adopted: tuple[AdoptedMpsDaemon, ...] = ()
-    """Daemons that NVIDIA's driver started, where the claim was taken over from it."""
+    """Daemons that NVIDIA's driver started, if the claim was taken over from it."""
 
 
 def claimed_gpus(claim: AllocatedClaim, find: Callable[[str], PublishedGpu | None]) -> tuple[ClaimedGpu, ...]:
     """The devices of `claim`.
 
-    Raises `Refused` for a configuration that is wrong, or for another kind of device; `Retry` while a device
+    Raises `Refused` if a configuration is wrong or is for another kind of device, and `Retry` while a device
     is not there.
     """
     decoded = [(config, decode_gpu_config(config.parameters)) for config in claim.configs]
@@ -77,7 +77,7 @@ def claimed_gpus(claim: AllocatedClaim, find: Callable[[str], PublishedGpu | Non
 
 
 def plan_sharing(claim_uid: str, wanted: Sequence[ClaimedGpu]) -> SharingPlan:
-    """What the configurations ask to be done. Raises `Refused` for limits of GPUs that are not there."""
+    """The sharing that the configurations request. Raises `Refused` for limits of GPUs that are absent."""
     slices = {gpu.device.uuid: number for gpu in wanted if (number := _time_slice_number(gpu)) is not None}
     # MpsConfig cannot be hashed, so equal settings are found by comparing.
     groups: list[tuple[MpsConfig, list[ClaimedGpu]]] = []
@@ -123,7 +123,7 @@ def _find_device(result: AllocatedDevice, find: Callable[[str], PublishedGpu | N
 def _claimed_gpu(
     result: AllocatedDevice, device: PublishedGpu, configs: Sequence[tuple[OpaqueConfig, GpuDeviceConfig]]
 ) -> ClaimedGpu:
-    # What a claim has made belongs to it alone, and goes with it.
+    # A MIG device that a claim has made belongs to it alone, and goes with it.
     if result.admin_access and device.partition is not None:
         raise Refused(
             f"request {result.request} has adminAccess to {result.device}, which is made for one claim alone",
@@ -164,7 +164,7 @@ def _check_sharing(
             f"request {result.request} asks for MPS on {result.device}, which is made for its claim",
             nearest_fix="use MPS on whole GPUs, or on MIG devices that the operator has made",
         )
-    # An observer must not change how users share a GPU. A class that says so for all devices is ignored.
+    # An observer must not change how users share a GPU. A class's config for all devices is ignored.
     if result.admin_access and written.requests:
         raise Refused(
             f"request {result.request} has adminAccess and asks for sharing",
@@ -214,7 +214,7 @@ SHARED_MODE, EXCLUSIVE_MODE = "DEFAULT", "EXCLUSIVE_PROCESS"
 
 async def apply_sharing(wanted: SharingPlan, programs: DriverPrograms, daemons: MpsDaemons) -> None:
     """Carry the plan out. Raises `Retry` with the output of a failed program, or `Refused`."""
-    # nvidia-smi refuses nothing that is so already: each command can be repeated after a crash.
+    # nvidia-smi accepts a setting that is in force: each command can be repeated after a crash.
     for uuid, number in wanted.time_slices.items():
         await programs.run(*compute_mode_command(uuid, SHARED_MODE))
         await programs.run(*time_slice_command(uuid, number))
@@ -231,7 +231,7 @@ async def undo_sharing(
     adopted: AdoptedMpsDaemons,
     answers: Callable[[str], bool],
 ) -> None:
-    """Undo `apply_sharing`, finished or not. A GPU that is gone has lost its settings by itself."""
+    """Undo `apply_sharing`, finished or not. A GPU that is gone has lost its settings."""
     for foreign in done.adopted:
         await adopted.end(foreign)
     for daemon in done.daemons:
@@ -248,5 +248,5 @@ def time_slice_command(uuid: str, number: int) -> tuple[str, ...]:
 
 
 def compute_mode_command(uuid: str, mode: str) -> tuple[str, ...]:
-    """Sets who may use one GPU: everybody, or one process (which is then MPS)."""
+    """Opens one GPU to all processes, or to a single one (which is then MPS)."""
     return ("nvidia-smi", "-i", uuid, "-c", mode)

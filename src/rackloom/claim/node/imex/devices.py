@@ -1,19 +1,19 @@
-"""IMEX channel and daemon devices: what a node publishes, and what a claim may have.
+"""IMEX channel and daemon devices: those that a node publishes, and those that a claim may have.
 
 A node publishes channel-0 and daemon-0, with the clique and the tray's join key as attributes. In
 isolation mode `channel` the controller publishes the channels of a whole clique instead, and the node
-only daemon-0. Where the host runs nvidia-imex itself, no daemon is published. All devices are as healthy
+only daemon-0. If the host runs nvidia-imex itself, no daemon is published. All devices are as healthy
 as the fabric of the node's GPUs.
 
-`imex_request` decides from a claim and the settings alone which device to prepare, and refuses what this
-node can never serve:
+`imex_request` decides from a claim and the settings alone which device to prepare, and refuses requests that
+this node can never serve:
 
-- A claim has one device and a configuration that fits it. The last configuration wins; all of them are
-  checked.
+- A claim has one device and a configuration that fits it. The last configuration wins, but all of them
+  are checked.
 - Daemon claims are prepared in the namespaces of IMEX daemons only: the management device lets its holder
   manage the fabric of the whole node.
 - An isolated channel must not come from a claim template (each pod would get another channel), and must
-  not ask for all channels (it would get those of other jobs).
+  not request all channels (it would get those of other jobs).
 """
 
 import re
@@ -37,11 +37,11 @@ from rackloom.errors import Refused
 
 
 class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one node."""
+    """The settings of one node."""
 
     node: str
     namespaces: tuple[str, ...]
-    """Of IMEX daemons, their claims and clique objects. New ones come to the first; the others are those of
+    """Of IMEX daemons, their claims and clique objects. New ones come to the first. The others are those of
     earlier installations, whose daemons run until their ComputeDomain is deleted."""
     domains: Path
     """A directory for each ComputeDomain, which its daemon sees as /imexd."""
@@ -50,17 +50,17 @@ class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of a node without the label."""
     kernel: ImexKernel = ImexKernel()
     boot_id: str = ""
-    """Of the node; where it is empty, daemons of an earlier boot are not told from those of this one."""
+    """Of the node. If it is empty, daemons of an earlier boot look like those of this one."""
 
 
-# What a claim asks for. Pure.
+# The requests of a claim. Pure.
 
 
 _ISOLATED_CHANNEL = re.compile(r"channel-([0-9]{1,3})")
 
 
 class ImexDeviceKind(StrEnum):
-    """Of a device, as its attribute `type` says."""
+    """Of a device, as in its attribute `type`."""
 
     CHANNEL = "channel"
     DAEMON = "daemon"
@@ -79,7 +79,7 @@ class ImexRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def imex_request(claim: AllocatedClaim, settings: ImexSettings) -> ImexRequest:
-    """What to prepare. Raises `Refused` for a claim that this node can never serve as it is."""
+    """The device to prepare. Raises `Refused` if this node can never serve the claim as it is."""
     if len(claim.results) != 1:
         raise Refused(
             f"claim {claim.ref.name} has {len(claim.results)} devices of {names.IMEX_DRIVER}, not one",
@@ -173,13 +173,13 @@ def _check_isolated(claim: AllocatedClaim, every_channel: bool, settings: ImexSe
         )
 
 
-# What the node publishes.
+# The node's published devices.
 
 
 def imex_pool(settings: ImexSettings, clique: str, fabric: NodeFabric) -> DevicePool:
     """channel-0 and daemon-0, as far as this node publishes them.
 
-    In channel mode the controller publishes the channels of a whole clique; a host that runs nvidia-imex
+    In channel mode the controller publishes the channels of a whole clique. A host that runs nvidia-imex
     itself needs no daemon.
     """
     trays = {gpu.tray for gpu in fabric.gpus if gpu.tray is not None}

@@ -1,20 +1,20 @@
-"""ComputeDomains and IMEX daemons as the cluster shows them: what a channel waits for.
+"""The state of ComputeDomains and IMEX daemons in the cluster, for which a channel waits.
 
 A claim names its ComputeDomain by UID. `ComputeDomains` finds it by the controller's label, else by
-listing, and compares UIDs: anybody may set a label, nobody chooses a UID. A workload's claim must be in
-the namespace of the ComputeDomain, since a claim that could name a foreign one would share memory with
-its pods; and the ComputeDomain must not be in deletion, since the node label would outlive it. While the
+listing, and compares UIDs: any client may set a label, but none can choose a UID. A workload's claim must be
+in the namespace of the ComputeDomain, since a claim that could name a foreign one would share memory with
+its pods. The ComputeDomain must not be in deletion, since the node label would outlive it. While the
 controller reports that it waits for quota of Kueue and has nothing, no channel of it is prepared: nothing
-else would stop a claim that is written by hand where no daemon of its own is waited for.
+else would stop a claim that is written by hand if it waits for no daemon.
 
-`ImexDaemons` says whether the daemon of a ComputeDomain, or the one kept warm for a clique, is READY on
-this node, from ComputeDomainClique objects. After a power failure such an object still says READY of a
+`ImexDaemons` decides whether the daemon of a ComputeDomain, or the one kept warm for a clique, is READY on
+this node, from ComputeDomainClique objects. After a power failure such an object still shows READY for a
 daemon that has not started again. So a daemon writes the boot id of its node into a file on the host once
-it has reported itself, and READY counts only where that file names this boot. Daemons that write no such
+it has reported itself, and READY counts only if that file names this boot. Daemons that write no such
 file (NVIDIA's, earlier releases) count without it. The file is written by a container, so links are not
 followed, pipes not waited for, and no more bytes are read than an id has.
 
-Where the host runs nvidia-imex itself, `HostImexDaemon` asks nvidia-imex-ctl instead.
+If the host runs nvidia-imex itself, `HostImexDaemon` queries nvidia-imex-ctl instead.
 """
 
 import os
@@ -60,14 +60,14 @@ _UID = re.compile(r"[0-9A-Za-z-]{1,63}")
 
 
 class DomainReference(msgspec.Struct, frozen=True):
-    """Where a ComputeDomain is."""
+    """The namespace and name of a ComputeDomain."""
 
     namespace: str
     name: str
 
 
 class ComputeDomains:
-    """ComputeDomains by UID. A UID is never used again, so where it was found is kept."""
+    """ComputeDomains by UID. A UID is never used again, so its namespace and name are kept."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -117,7 +117,7 @@ class ComputeDomains:
         if uid not in self._known and _UID.fullmatch(uid):
             for where, labels in ((namespace, domain_selector(uid)), (namespace, ""), (None, "")):
                 for item in (await self._api.list(COMPUTE_DOMAIN, where, labels=labels)).items:
-                    # Anybody may put a label on an object, but nobody chooses its UID.
+                    # Any client may put a label on an object, but none can choose its UID.
                     if uid_of(item) == uid:
                         self._known[uid] = DomainReference(namespace_of(item) or "", name_of(item))
                 if uid in self._known:
@@ -164,7 +164,7 @@ class ImexDaemons:
     async def changes(self, labels: str) -> AsyncIterator[None]:
         """Yield when a daemon of the clique objects selected by `labels` is READY here.
 
-        Of the namespace for new daemons alone: those of earlier installations run already, and where one
+        Of the namespace for new daemons alone: those of earlier installations run already, and if one
         starts again the next attempt finds it.
         """
         namespace = self._settings.namespaces[0]
@@ -223,10 +223,10 @@ def clique_selector(clique_id: str) -> str:
 
 
 class HostImexDaemon(msgspec.Struct, frozen=True, kw_only=True):
-    """An nvidia-imex that the host runs by itself."""
+    """An nvidia-imex that the host runs itself."""
 
     root: Path
-    """Where the host's root, with nvidia-imex-ctl in it, is mounted."""
+    """The mount point of the host's root, with nvidia-imex-ctl in it."""
     socket: str = "/etc/nvidia-imex/imex_ctrl.sock"
 
     async def need_ready(self) -> None:

@@ -1,14 +1,14 @@
 """Node labels of the IMEX plugin: the ComputeDomain, the isolation mode, and the clique.
 
 - `ComputeDomainLabel` writes the label that brings a ComputeDomain's IMEX daemon to this node. A node
-  holds one IMEX session, so the label names at most one ComputeDomain; another claim has to wait. Every
-  write carries the resourceVersion that was read (optimistic concurrency), so it changes what was read
+  holds one IMEX session, so the label names at most one ComputeDomain. Another claim has to wait. Every
+  write carries the resourceVersion that was read (optimistic concurrency), so it changes that version
   and nothing newer.
 - `NodeIsolation` follows the label that chooses the isolation mode, which may change while the plugin
   runs.
-- `CliqueLabel` writes `nvidia.com/gpu.clique`, unless somebody else does. GPU Feature Discovery writes
+- `CliqueLabel` writes `nvidia.com/gpu.clique`, unless another writer does. GPU Feature Discovery writes
   the same label (through node-feature-discovery's master), and two writers would undo each other.
-  Server-side apply tells who owns the label: the plugin is one field manager, and gives the label up
+  Server-side apply shows who owns the label: the plugin is one field manager, and gives the label up
   while there is another.
 """
 
@@ -37,9 +37,9 @@ class ComputeDomainLabel:
         self._node = node
 
     async def acquire(self, uid: str) -> None:
-        """Have the label name `uid`. Raises `Retry` while it names another ComputeDomain."""
+        """Make the label name `uid`. Raises `Retry` while it names another ComputeDomain."""
         # A node holds one IMEX session. Two ComputeDomains that race for it read the same resourceVersion, so
-        # the later write gets a conflict; the attempt is repeated and then finds the label taken.
+        # the later write gets a conflict. The attempt is repeated and then finds the label taken.
         node = await self._api.get(NODE, self._node)
         found = labels_of(node).get(COMPUTE_DOMAIN_LABEL)
         if found == uid:
@@ -61,7 +61,7 @@ class ComputeDomainLabel:
             await self._write(node, None)
 
     async def _write(self, read: Object, uid: str | None) -> None:
-        """The resourceVersion has the API server refuse the write if the node changed since it was read."""
+        """The resourceVersion makes the API server refuse the write if the node changed since it was read."""
         labels = {COMPUTE_DOMAIN_LABEL: uid}
         patch = {"metadata": {"resourceVersion": version_of(read), "labels": labels}}
         try:
@@ -79,7 +79,7 @@ NODE_WATCH_RETRY_SECONDS = 5.0
 
 
 class NodeIsolation:
-    """The isolation mode of the node's label, else `default`; `isolation` is the newest that was read."""
+    """The isolation mode of the node's label, else `default`. `isolation` is the newest that was read."""
 
     def __init__(self, api: KubeApi, node: str, default: ImexIsolation) -> None:
         self._api = api
@@ -92,7 +92,7 @@ class NodeIsolation:
         self._update(await self._api.get(NODE, self._node))
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Watch the node until cancelled; `changed` is called when the mode changes."""
+        """Watch the node until cancelled. `changed` is called when the mode changes."""
         while True:
             try:
                 await self._watch(changed)
@@ -131,7 +131,7 @@ STOP_SECONDS = 5.0
 
 
 class CliqueLabel:
-    """Keeps the label of one node; with `keep`, also while the plugin is down.
+    """Keeps the label of one node. With `keep`, the label stays while the plugin is down.
 
     `second_writer` is the field manager that was found to own the label.
     """
@@ -145,7 +145,7 @@ class CliqueLabel:
         self._trouble = ""
 
     async def run(self) -> None:
-        """Keep the label until it is cancelled; then remove it if it is ours."""
+        """Keep the label until cancelled. Then remove it if it is ours."""
         try:
             while True:
                 pause, trouble = CLIQUE_LABEL_SECONDS, ""
@@ -166,12 +166,12 @@ class CliqueLabel:
                     log.warning("imex.clique-label.left-behind", node=self._node, reason=str(trouble))
 
     async def write(self) -> None:
-        """Write the label once, unless somebody else does. Raises `Retry` while the clique is unknown."""
+        """Write the label once, unless another writer does. Raises `Retry` while the clique is unknown."""
         clique = await self._fabric.clique()
         node = await self._api.get(NODE, self._node)
         writers = field_managers(node, GPU_CLIQUE_LABEL)
         self._note_writer(next((writer for writer in writers if writer != CLIQUE_LABEL_MANAGER), None))
-        # Two writers would undo each other: give the label up while somebody else owns it.
+        # Two writers would undo each other: give the label up while another one owns it.
         if self.second_writer is not None or not clique:
             await self._release(node)
             return

@@ -2,13 +2,13 @@
 
 Preparing a channel in domain mode takes these steps: check the ComputeDomain, label the node with it,
 wait until its daemon is READY here, add the channel's device file. The label brings the daemon's pod,
-whose own claim is prepared by this plugin meanwhile; therefore an attempt never waits but raises `Retry`,
+and this plugin prepares the claim of that pod too. So an attempt never waits but raises `Retry`,
 and the framework repeats it when a clique object changes. A node without a clique gets no device file:
 there is no memory to share.
 
 An isolated channel needs no label: the daemon of its clique is kept warm. The channel's pool must be that
 of the clique that the node is in now. A daemon gets its ComputeDomain, clique and boot id in the
-environment, the IMEX management device, a directory of its own as /imexd, and the driver's files.
+environment, the IMEX management device, its own directory as /imexd, and the driver's files.
 
 `unprepare` removes the node label, unless another channel of the ComputeDomain is still in use here.
 `tidy` removes directories of ComputeDomains that are gone.
@@ -87,7 +87,7 @@ class ImexPlugin(NodePlugin):
         await self._mode.read()
 
     def missing(self) -> str | None:
-        """NVIDIA's driver with its IMEX channels, of a version that will do."""
+        """NVIDIA's driver with its IMEX channels, in a sufficient version."""
         return self._fabric.missing
 
     async def pools(self) -> tuple[DevicePool, ...]:
@@ -146,7 +146,7 @@ class ImexPlugin(NodePlugin):
                 shutil.rmtree(here[uid], ignore_errors=True)
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Follow the node's mode, and the fabric: it may be partitioned anew under a running node."""
+        """Follow the node's mode, and the fabric, which may be partitioned again under a running node."""
         self._fabric.on_change(wake)
         await asyncio.gather(self._follow_driver(), self._mode.follow(wake))
 
@@ -180,7 +180,7 @@ class ImexPlugin(NodePlugin):
         await self._label.acquire(wanted.domain)
         clique = await self._fabric.clique()
         if not clique:
-            # No NVLink beyond the node, hence no memory to share through a channel.
+            # No NVLink beyond the node, and so no memory to share through a channel.
             return PreparedDevice(result=wanted.result, kind=wanted.kind)
         await self._daemons.need_own(wanted.domain, clique)
         return self._channels(wanted)

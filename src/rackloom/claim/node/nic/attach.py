@@ -1,10 +1,10 @@
-"""Attaching NICs to pod sandboxes and bringing them back, whatever happens in between.
+"""Attaching NICs to pod sandboxes and bringing them back, even after a crash or a failure.
 
 The container runtime reports sandboxes over NRI (`NicSandboxHooks`). When a sandbox has its network
-namespace and no container yet, the NICs of the pod's prepared claims move in; an error fails the pod, and
+namespace and no container yet, the NICs of the pod's prepared claims move in. An error fails the pod, and
 kubelet tries again. When the sandbox stops, they move back. After a restart of the runtime or the plugin,
 `plan_attachments` compares prepared claims, attachments and living sandboxes: a NIC whose pod lives
-belongs into its sandbox, every other one on the host.
+belongs in its sandbox, every other one on the host.
 
 `AttachmentManager` does the moves, one at a time, since the kernel has one lock for all links. For each
 attachment:
@@ -16,7 +16,7 @@ attachment:
 3. Move the interface, then the RDMA device in exclusive mode.
 4. Record the outcome.
 
-Where the claim asks for a child of the NIC (IPVLAN, MACVLAN), step 3 makes the child in the pod, and the NIC
+If the claim requests a child of the NIC (IPVLAN, MACVLAN), step 3 makes the child in the pod, and the NIC
 stays as it is on the host.
 
 `detach` marks the record as returning, moves RDMA device and interface (or deletes the child), restores the
@@ -27,7 +27,7 @@ Invariant: while any part of a NIC may be away from the host, its record is on d
 between any two steps. After step 1 nothing was moved, and detaching finds the NIC on the host. After step 3
 the record names the namespace from which to fetch it. While a record is returning, only detaching goes on.
 
-`fix_of` turns the kernel's error number into what an operator or tenant can do.
+`fix_of` turns the kernel's error number into a remedy for an operator or tenant.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from rackloom.core.nics.attachment import AttachedLink, Attachment, LinkIdentity
 from rackloom.core.nics.lease import LOST_STATES
 from rackloom.errors import Refused, Retry
 
-# What to do about the kernel's errors.
+# Remedies for the kernel's errors.
 
 
 _GATEWAY = "name a gateway within interface.addresses, or add a route of scope 253 (link) to it before"
@@ -84,7 +84,7 @@ def fix_of(error: OSError) -> str:
 
 
 class AttachmentStore(BootScopedFiles[Attachment]):
-    """The attachments of this boot. A reboot ends all pods, and the kernel creates all links anew."""
+    """The attachments of this boot. A reboot ends all pods, and the kernel recreates all links."""
 
     shape = Attachment
 
@@ -119,7 +119,7 @@ class AttachmentManager:
     async def attach(self, claim: str, pod: str, nic: PreparedNic, netns: Path) -> AttachedLink:
         """Bring a NIC into the pod's namespace, or find it there.
 
-        Raises `Refused` when the kernel refuses; the NIC is then back on the host, or on its way.
+        Raises `Refused` if the kernel refuses. The NIC is then back on the host, or on its way.
         """
         return await self._run_alone(lambda: self._attach(claim, pod, nic, netns))
 
@@ -132,7 +132,7 @@ class AttachmentManager:
         await self._run_alone(lambda: self._undo(attachment))
 
     async def detach_lost(self) -> None:
-        """Detach what is in no living namespace any more, and what could not be detached before."""
+        """Detach NICs that are in no living namespace any more, and those that failed to detach before."""
         for attachment in self.attachments.all():
             if attachment.returning or not namespace_lives(attachment):
                 await self.try_detach(attachment)
@@ -145,7 +145,7 @@ class AttachmentManager:
         await self._run_alone(lambda: self._set_address(record, held=held))
 
     async def release_leases(self, claim: str) -> None:
-        """Forget the leases of a claim whose NICs are back, and release them at their servers if possible."""
+        """Forget a claim's leases once its NICs are back, and release them at their servers if possible."""
         for record in self.leases.of_claim(claim):
             self.leases.drop(record)
             await self.release(record)
@@ -153,7 +153,7 @@ class AttachmentManager:
     async def release(self, record: LeaseRecord) -> None:
         """Release a lease that is not recorded (any more) at its server, if possible."""
         mac, address = record.lease.mac, record.lease.grant.address
-        # The server may meanwhile have given the same address to the same NIC for another claim.
+        # The server may have given the same address to the same NIC for another claim since.
         is_reused = any(
             kept.lease.mac == mac and kept.lease.grant.address == address for kept in self.leases.all()
         )
@@ -161,7 +161,7 @@ class AttachmentManager:
             await asyncio.to_thread(_release_record, record)
 
     async def _run_alone(self, work: Callable[[], T]) -> T:
-        """Run a move to its end, also when its caller is cancelled meanwhile."""
+        """Run a move to its end, even if its caller is cancelled during the move."""
 
         async def locked() -> T:
             async with self._lock:
@@ -187,7 +187,7 @@ class AttachmentManager:
             netns_id=netns_id,
             boot_id=self.attachments.boot_id,
         )
-        # Before the kernel is asked for anything: whatever happens next is undone from this record.
+        # Before the first call of the kernel: whatever happens next is undone from this record.
         self.attachments.put(attachment)
         self._check_free(attachment)
         self._check_lease(attachment)
@@ -233,7 +233,7 @@ class AttachmentManager:
             )
 
     def _set_address(self, record: LeaseRecord, *, held: bool) -> None:
-        """Nothing is done where the interface is in no pod (any more)."""
+        """Does nothing if the interface is in no pod (any more)."""
         attachment, nic = self.attachments.get(record.claim, record.nic.device), record.nic
         if attachment is None or attachment.attached is None or attachment.returning:
             return
@@ -246,7 +246,7 @@ class AttachmentManager:
         self.attachments.put(msgspec.structs.replace(attachment, attached=attached, address_until=until))
 
     def _undo(self, attachment: Attachment) -> None:
-        """Detach. What fails stays marked as returning, and is tried again by `detach_lost`."""
+        """Detach. If that fails, the attachment stays marked as returning, and `detach_lost` tries again."""
         try:
             self._detach(attachment)
         except Retry as retry:
@@ -279,7 +279,7 @@ class AttachmentManager:
     ) -> None:
         if links.detach_link(identity, host, netns):
             return
-        # The kernel returns hardware to the host when a namespace ends; so it must be in another one.
+        # The kernel returns hardware to the host when a namespace ends, so it must be in another one.
         if identity.parent is not None or identity.permanent_mac is not None:
             raise FileNotFoundError(f"interface {identity.name} is in a namespace that is not known")
         log.info("nic.gone", device=nic.device, reason="a virtual interface ends with its namespace")
@@ -331,7 +331,7 @@ class ReadyClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttachmentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do so that every NIC is where it belongs."""
+    """The moves that bring every NIC to its place."""
 
     detach: tuple[Attachment, ...]
     attach: tuple[tuple[ReadyClaim, PreparedNic, PodSandbox], ...]
@@ -340,7 +340,7 @@ class AttachmentPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_attachments(
     prepared: Collection[ReadyClaim], attachments: Collection[Attachment], living: Collection[PodSandbox]
 ) -> AttachmentPlan:
-    """Plan that NICs of claims whose pods live are in the pods' sandboxes, all others on the host."""
+    """Plan to move the NICs of living pods' claims into the pods' sandboxes, and all others to the host."""
     namespaces = {(sandbox.pod, sandbox.netns) for sandbox in living}
     by_pod = {sandbox.pod: sandbox for sandbox in living if sandbox.netns}
     detach = tuple(

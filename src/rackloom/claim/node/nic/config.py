@@ -1,20 +1,20 @@
-"""What the operator of a node states about its NICs: profiles, attributes, and the publication filter.
+"""The operator's settings for the NICs of a node: profiles, attributes, and the publication filter.
 
-- Profiles are named NetworkConfigs that a claim may refer to. Single settings of the claim win; lists are
-  joined. DRANET asks a cloud or a webhook for them.
+- Profiles are named NetworkConfigs that a claim may refer to. Single settings of the claim win, and lists
+  are joined. DRANET gets them from a cloud or a webhook.
 - Stated attributes are added to devices, by name or `*` for all, under full names such as
-  `example.com/fabric`; those of dra.net and resource.kubernetes.io are reserved. They stand for what
-  no cloud's metadata tells (`metadata`), and win over what it does:
+  `example.com/fabric`. Those of dra.net and resource.kubernetes.io are reserved. They supply
+  values that no cloud's metadata has (`metadata`), and win over those that it has:
 
     "*": {oke.dra.net/rackId: r7, oke.dra.net/hpcIslandId: i1}
     pci-0000-8a-00-0: {example.com/fabric: a, example.com/port: 3}
 
 - The filter is DRANET's `--filter`: a CEL expression over `attributes`, which maps full names
   (`dra.net/ifName`) to values with the fields of Kubernetes' Go type (StringValue, BoolValue, IntValue,
-  VersionValue; unset ones are null). A device for which the expression fails is published, one for which
-  it gives no truth value is not.
+  VersionValue; unset ones are null). If the expression fails for a device, the device is published. If
+  it gives no truth value, the device is not published.
 
-Files are YAML or JSON, a mapping of mappings. Everything is read at the start; errors are refused with
+Files are YAML or JSON, a mapping of mappings. Everything is read at the start. Errors are refused with
 the place.
 """
 
@@ -41,7 +41,7 @@ from rackloom.runtime.foreign_text import decode_yaml_document
 
 
 def read_mapping_file(file: Path, shape: str) -> Mapping[str, Mapping[str, Any]]:
-    """The content of `file`. Raises `Refused` where it is not `shape`, such as "from names to settings"."""
+    """The content of `file`. Raises `Refused` if it is not `shape`, such as "from names to settings"."""
     try:
         found = decode_yaml_document(file.read_bytes(), str(file))
     except OSError as error:
@@ -89,7 +89,7 @@ NO_PROFILES = Profiles()
 
 
 def read_profiles(file: Path) -> Profiles:
-    """Read a file of profiles. Raises `Refused` with what is wrong."""
+    """Read a file of profiles. Raises `Refused` with the reason if the file is invalid."""
     found = read_mapping_file(file, "from names to NetworkConfigs")
     return Profiles({name: _read_profile(file, name, parameters) for name, parameters in found.items()})
 
@@ -107,7 +107,7 @@ def _read_profile(file: Path, name: str, parameters: Mapping[str, Any]) -> Netwo
 
 
 def _merge_configs(config: NetworkConfig, profile: NetworkConfig) -> NetworkConfig:
-    """Single settings of the config win; lists are put together, what is in both once."""
+    """Single settings of the config win. Lists are joined, without duplicates."""
     return NetworkConfig(
         interface=_filled_from(config.interface, profile.interface),
         routes=_join_lists(profile.routes, config.routes),
@@ -147,7 +147,7 @@ StatedAttributes = Mapping[str, Mapping[str, DeviceAttribute]]
 
 
 def read_stated_attributes(file: Path) -> StatedAttributes:
-    """Read a file of attributes. Raises `Refused` with what is wrong."""
+    """Read a file of attributes. Raises `Refused` with the reason if the file is invalid."""
     return {
         device: {str(name): _stated_attribute(file, str(name), value) for name, value in attributes.items()}
         for device, attributes in read_mapping_file(file, "from devices to attributes").items()
@@ -155,7 +155,7 @@ def read_stated_attributes(file: Path) -> StatedAttributes:
 
 
 def with_stated_attributes(device: Device, extras: StatedAttributes) -> Device:
-    """The device with the operator's attributes for it; those of its name win over those for all."""
+    """The device with the operator's attributes for it. Those of its name win over those for all."""
     stated = {**extras.get(EVERY_DEVICE, {}), **extras.get(device.name, {})}
     return msgspec.structs.replace(device, attributes={**device.attributes, **stated}) if stated else device
 
@@ -193,7 +193,7 @@ def publish_everything(_: Device) -> bool:
 
 
 def compile_filter(expression: str) -> PublishFilter:
-    """Nothing is left out by an empty expression, as with DRANET.
+    """An empty expression leaves nothing out, as in DRANET.
 
     Raises `Refused` for an expression that can never be evaluated.
     """
@@ -206,7 +206,7 @@ def compile_filter(expression: str) -> PublishFilter:
     try:
         program = environment.compile(expression)
     except Exception as error:
-        # The library raises whatever its C++ half says.
+        # The library raises any error of its C++ half.
         raise Refused(f"--filter {expression!r}: {error}", nearest_fix=_FILTER_EXAMPLE) from error
     if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
         raise Refused(f"--filter {expression!r} is no condition", nearest_fix=_FILTER_EXAMPLE)

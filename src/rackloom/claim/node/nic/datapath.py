@@ -1,12 +1,12 @@
-"""What processes a link's packets: ethtool features, private flags, and eBPF programs.
+"""The processing of a link's packets: ethtool features, private flags, and eBPF programs.
 
 Features and the driver's private flags go through the ethtool ioctl (linux/ethtool.h), in the network
 namespace of the calling thread. A setting that the interface lacks or did not take is an error that names
 it. Names of the ethtool command stand for one or more kernel names (`gro` is `rx-gro`).
 
 Programs on a link are traffic control filters, read by netlink (linux/pkt_sched.h), and TCX programs,
-read and detached by the bpf system call (linux/bpf.h, Linux 6.6). An older kernel, or one that does not
-let the plugin ask, has none.
+read and detached by the bpf system call (linux/bpf.h, Linux 6.6). An older kernel, or one that denies
+the plugin this call, has none.
 """
 
 import array
@@ -51,16 +51,16 @@ _COMMAND_NAMES: Mapping[str, tuple[str, ...]] = {
     "rx-vlan-offload": ("rx-vlan-hw-parse",),
     "tx-vlan-offload": ("tx-vlan-hw-insert",),
 }
-"""What the ethtool command calls them, in the kernel's own names."""
+"""The kernel's own names for the feature names of the ethtool command."""
 
 
 def read_features(name: str) -> dict[str, bool]:
-    """Features of an interface that can be switched, as asked for last."""
+    """Features of an interface that can be switched, with the values last requested."""
     return _read_all_features(name)[0]
 
 
 def _read_all_features(name: str) -> tuple[dict[str, bool], dict[str, bool]]:
-    """Features that can be switched, as asked for last, and those that are fixed."""
+    """Features that can be switched, with the values last requested, and those that are fixed."""
     names = _strings(name, _FEATURE_STRINGS)
     blocks = (len(names) + 31) // 32
     data = array.array("I", [_GET_FEATURES, blocks, *([0] * 4 * blocks)])
@@ -81,8 +81,8 @@ def _read_all_features(name: str) -> tuple[dict[str, bool], dict[str, bool]]:
 def set_features(name: str, wanted: Mapping[str, bool]) -> None:
     """Switch features.
 
-    What is fixed as it is wanted is well. Raises `OSError` naming those that the interface does not have or
-    cannot switch.
+    A fixed feature that has the wanted value is fine. Raises `OSError` with the names of features that the
+    interface lacks or cannot switch.
     """
     if not wanted:
         return
@@ -101,7 +101,7 @@ def set_features(name: str, wanted: Mapping[str, bool]) -> None:
     data = array.array("I", [_SET_FEATURES, blocks, *([0] * 2 * blocks)])
     for feature, on in asked.items():
         number = numbers[feature]
-        # struct ethtool_set_features_block: which features are set, and to what.
+        # struct ethtool_set_features_block: the features to set, and their values.
         data[2 + 2 * (number // 32)] |= 1 << number % 32
         data[3 + 2 * (number // 32)] |= on << number % 32
     if _ethtool_ioctl(name, data) & _UNSUPPORTED:
@@ -163,7 +163,7 @@ def _strings(name: str, kind: int) -> list[str]:
 
 
 def _ethtool_ioctl(name: str, data: "array.array[int]") -> int:
-    """The request (struct ifreq) has the interface's name and a pointer to `data`, where the answer goes."""
+    """The request (struct ifreq) has the interface's name and a pointer to `data`, which gets the answer."""
     address, _ = data.buffer_info()
     request = struct.pack("16sP16x", name.encode(), address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as handle:
@@ -227,7 +227,7 @@ def _filters(rtnetlink: Rtnetlink, index: int) -> Iterator[str]:
 
 
 def _tcx(index: int, attach: int) -> list[int]:
-    """Program numbers; none where the kernel is older than TCX (6.6) or does not let us ask."""
+    """Program numbers. Empty if the kernel is older than TCX (6.6) or denies the query."""
     ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
     asked = struct.pack("=IIIIQI", index, attach, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
     try:

@@ -1,16 +1,16 @@
 """The DHCP client (RFC 2131) on the wire.
 
-`request_lease` asks for an address by DISCOVER, OFFER, REQUEST, ACK; `renew_lease` asks once for one that
-was given; `release_lease` gives it back. When to do so is decided by `core.nics.lease`. Everything runs
+`request_lease` obtains an address by DISCOVER, OFFER, REQUEST, ACK. `renew_lease` sends one request for an
+address that was given. `release_lease` gives it back. `core.nics.lease` decides when. Everything runs
 on an interface in the namespace of the calling thread, blocks, and is bounded: 5 s for an answer, as in
 DRANET. pyroute2 encodes and decodes.
 
-Only the server that gave a lease can refuse it, since a NAK is for good; any server may prolong it when
-asked by broadcast. A router (option 3) is not taken: it would be a default route, which belongs to the
-pod's first interface. Routes of option 121 are. Anybody on the network may send frames, so frames that
-cannot be read are waited past, without logging each.
+Only the server that gave a lease can refuse it, since a NAK is final. Any server may prolong it in answer
+to a broadcast. A router (option 3) is not taken: it would be a default route, which belongs to the
+pod's first interface. Routes of option 121 are. Any host on the network may send frames, so frames that
+cannot be read are skipped without a log entry.
 
-Whoever needs it imports this module when a lease is asked for: the library's client takes as much memory as
+Import this module only when a lease is requested: the library's client takes as much memory as
 the rest of it, and most nodes never speak DHCP.
 """
 
@@ -65,16 +65,16 @@ _STATES = {
 }
 _ETHERNET = 1
 _UNREADABLE = (ValueError, LookupError, AssertionError)
-"""What the library raises for a frame that it cannot read."""
+"""The library's errors for a frame that it cannot read."""
 logging.getLogger("pyroute2.dhcp").setLevel(logging.CRITICAL)
-"""The library logs every frame that it cannot read, and anybody on the network may send those."""
+"""The library logs every frame that it cannot read, and any host on the network may send those."""
 
 
 def request_lease(link: str, seconds: float = DHCP_SECONDS) -> LeasedAddress:
     """The address that a server of the network gives `link`, which must be up.
 
-    Raises `Retry` where nobody answers in time or the link cannot be used now, and `Refused` for an answer
-    that makes no sense or a lease that is too short.
+    Raises `Retry` if no server answers in time or the link cannot be used now, and `Refused` for an
+    invalid answer or a lease that is too short.
     """
     # A lease counts from the request and not from the answer: the server's clock may have started then.
     asked_at = boot_seconds()
@@ -142,7 +142,7 @@ async def _exchange_renewal(
     async with asyncio.timeout(seconds), AsyncDHCP4Socket(link) as server:
         await server.put(_with_client_id(lease.mac, request, number))
         own = lease.grant.server
-        # A NAK is final, so only the server that gave the lease may send it; by broadcast any may prolong it.
+        # A NAK is final, so only the server that gave the lease may send it. By broadcast any may prolong it.
         wanted = {MessageType.ACK: own if way is LeaseAction.RENEW else None, MessageType.NAK: own}
         answer = await _received(server, number, wanted)
     return RequestFailure.NO if answer.message_type == MessageType.NAK else read_grant(answer)
@@ -164,7 +164,7 @@ def _ip(lease: DhcpLease) -> str:
 
 
 def _with_client_id(mac: str, request: Any, number: int) -> Any:
-    """Identify the client by `mac`, which the server knows, whatever address the interface has now."""
+    """Identify the client by `mac`, which the server knows, even if the interface's address has changed."""
     request.dhcp["xid"] = number
     request.dhcp["chaddr"] = mac
     request.dhcp["options"]["client_id"] = {"type": _ETHERNET, "key": mac}
@@ -172,7 +172,7 @@ def _with_client_id(mac: str, request: Any, number: int) -> Any:
 
 
 async def _answer(server: Any, request: Any, wanted: _ExpectedAnswers) -> Any:
-    """Ask until there is an answer of the wanted kind."""
+    """Repeat the request until there is an answer of the wanted kind."""
     while True:
         await server.put(request)
         try:
@@ -183,7 +183,7 @@ async def _answer(server: Any, request: Any, wanted: _ExpectedAnswers) -> Any:
 
 
 async def _received(server: Any, number: int, wanted: _ExpectedAnswers) -> Any:
-    """The first wanted answer to the exchange `number`. Others are dropped: anybody may send them."""
+    """The first wanted answer to the exchange `number`. Others are dropped: any host may send them."""
     while True:
         with suppress(*_UNREADABLE):
             answer = await server.get()

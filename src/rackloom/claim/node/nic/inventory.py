@@ -1,17 +1,17 @@
 """Observing the NICs of a host: sysfs and netlink, the node's cluster network, changes, and health.
 
-`HostScanner` takes one `HostSnapshot`. sysfs is read by `topology.discovery`; links, addresses and routes
-by netlink, which knows them better; eBPF programs link by link, and only for NICs that may be published.
+`HostScanner` takes one `HostSnapshot`. `topology.discovery` reads sysfs. netlink gives links, addresses and
+routes, which it knows better. eBPF programs are read link by link, only for NICs that may be published.
 
 Some interfaces must stay on the host: those that carry the node's own traffic. That is decided from the
-snapshot and from what Kubernetes says of the node's network (`NodeNetwork`: node addresses, pod CIDRs,
+snapshot and from the cluster's data about the node's network (`NodeNetwork`: node addresses, pod CIDRs,
 and the API servers' addresses from the EndpointSlice of `kubernetes`, read again every ten minutes). It
-is decided anew when a NIC is about to be moved (`check`): since its preparation the default route may
+is decided again when a NIC is about to be moved (`check`): since its preparation the default route may
 have come to it.
 
 `link_changes` listens to the netlink group RTMGRP_LINK and yields once for each burst of changes. A lost
 message is a change too. A NIC is healthy when its RDMA port is active, or without one when its interface
-is up. One that is not published is unknown, and says why.
+is up. A NIC that is not published is unknown, and its message gives the reason.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class HostScanner:
     ) -> None:
         self.sysroot = Sysroot(sysroot)
         self.cluster = NO_CLUSTER_NETWORK
-        """What Kubernetes says about the node's network. The plugin sets it before each scan."""
+        """The node's network according to Kubernetes. The plugin sets it before each scan."""
         self._left_out = left_out
         self._is_own = sysroot == Path("/")
         self._vendor: VendorTopology | None = None
@@ -124,7 +124,7 @@ class HostScanner:
 
 
 class NodeNetwork:
-    """What Kubernetes says about the node's network, read again every ten minutes."""
+    """The node's network according to Kubernetes, read again every ten minutes."""
 
     def __init__(self, api: KubeApi, node: str, clock: Callable[[], float]) -> None:
         self._api = api
@@ -134,7 +134,7 @@ class NodeNetwork:
         self._asked_at = 0.0
 
     async def __call__(self) -> ClusterNetwork:
-        """The network, or as it was last read. Raises `Retry` where it could never be read."""
+        """The network, or the last known one if a reading fails. Raises `Retry` if none is known."""
         if self._known is None or self._clock() - self._asked_at > NETWORK_SECONDS:
             try:
                 self._known = await self._read()
@@ -167,7 +167,7 @@ class NodeNetwork:
 
 
 class _NetlinkSnapshot(msgspec.Struct, frozen=True):
-    """What netlink reports of a namespace."""
+    """The state of a namespace according to netlink."""
 
     links: tuple[NetworkLink, ...]
     addresses: Mapping[int, Sequence[tuple[str, bool]]]
@@ -175,7 +175,7 @@ class _NetlinkSnapshot(msgspec.Struct, frozen=True):
     routes: tuple[NetRoute, ...]
 
     def added_to(self, host: HostReading) -> HostReading:
-        """The host, with what netlink reports more exactly than sysfs."""
+        """The host, with the values that netlink reports more exactly than sysfs."""
         files = {netdev.name: netdev for netdev in host.netdevs}
         names = {link.index: link.name for link in self.links}
         from_netlink = {link.name: self._netdev(link, files.get(link.name), names) for link in self.links}
@@ -243,7 +243,7 @@ log = structlog.get_logger(__name__)
 
 
 def nic_health(host_nic: HostNic, pool: str, at: float) -> DeviceHealth:
-    """Whether a NIC has a link; one that is not published is unknown, and says why."""
+    """Whether a NIC has a link. A NIC that is not published is unknown, and the message gives the reason."""
     health, message = _health(host_nic)
     return DeviceHealth(pool=pool, device=host_nic.name, health=health, observed_at=at, message=message)
 

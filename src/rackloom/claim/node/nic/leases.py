@@ -1,7 +1,7 @@
-"""The leases of a node's NICs: what a DHCP server gave, and the store that a restart reads back.
+"""The leases of a node's NICs: the grants of DHCP servers, and the store that a restart reads back.
 
 `LeaseStore` keeps one file for each leased NIC of a claim, from prepare to unprepare. A restarted plugin
-asks at once whether its leases still stand. `dhcp` asks for leases, `renewal` keeps them.
+checks at once whether its leases still stand. `dhcp` requests leases, `renewal` keeps them.
 """
 
 import time
@@ -17,7 +17,7 @@ from rackloom.core.nics.lease import DhcpLease, restored_lease
 
 
 class LeasedAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server gave: one address, and the routes of option 121, but not a router (option 3)."""
+    """A server's grant: one address, and the routes of option 121, but not a router (option 3)."""
 
     lease: DhcpLease
     routes: tuple[RouteConfig, ...] = ()
@@ -51,7 +51,7 @@ class LeaseRecord(NicValue, frozen=True, kw_only=True):
 
 
 class LeaseStore(BootScopedFiles[LeaseRecord]):
-    """The leases of this boot. After a reboot every claim is prepared anew, and asks for a new lease."""
+    """The leases of this boot. After a reboot every claim is prepared again, and requests a new lease."""
 
     shape = LeaseRecord
 

@@ -1,22 +1,22 @@
 """One network interface: reading its settings, moving it between namespaces, configuring it.
 
 `attach_link` and `detach_link` move a link between the host and a pod and make it as wanted. The kernel
-carries out each request whole. What is between two requests is found again by the link's identity, in the
-pod's namespace or on the host, and brought to its end from there. So every step can be the last before a
+carries out each request whole. After a crash between two requests, the link is found again by its identity,
+in the pod's namespace or on the host, and the work continues there. So every step can be the last before a
 crash, and all steps can be repeated.
 
-The order of steps is fixed by the kernel: the link goes down, since name and hardware address change only
-then; it gets its name, loses eBPF programs, gets MTU, address, sizes, VRF, sysctls, addresses and ethtool
-settings; it comes up; then routes, rules and neighbours follow, routes of link scope before those with a
-gateway. What the link has already is not set again: some links take no hardware address (IPoIB), and some
-are reset by setting any MTU.
+The kernel fixes the order of steps. The link goes down, since name and hardware address change only
+then. It gets its name, loses eBPF programs, gets MTU, address, sizes, VRF, sysctls, addresses and ethtool
+settings. It comes up. Then routes, rules and neighbours follow, routes of link scope before those with a
+gateway. Values that the link has already are not set again: some links take no hardware address (IPoIB),
+and some are reset by setting any MTU.
 
 An interface that configures itself (SLAAC) counts as attached once it has an address from a router's
 advertisement, for which 1.5 s are allowed: runtimes give a plugin two seconds for a sandbox. A virtual
 link dies with the namespace that it is in.
 
 `attach_child` makes a child of an interface (IPVLAN, MACVLAN) in the pod instead and configures it by the
-same steps; `remove_child` deletes it. The interface stays on the host as it is.
+same steps. `remove_child` deletes it. The interface stays on the host as it is.
 
 All functions block. `OSError` is the kernel's.
 """
@@ -79,7 +79,7 @@ SYSCTLS = (
 )
 _SYSCTL = Path("/proc/sys/net")
 _SYSCTL_OF_HOST = Path("/mnt/proc-sys-net")
-"""Where deploy/kubernetes mounts the host's: /proc/sys is read-only in a container that is not privileged.
+"""The host's, as deploy/kubernetes mounts it: /proc/sys is read-only in an unprivileged container.
 Through either, the kernel shows the settings of the network namespace of the thread that opens one
 (fs/proc/proc_sysctl.c)."""
 
@@ -91,7 +91,7 @@ def read_links(rtnetlink: Rtnetlink) -> tuple[NetworkLink, ...]:
 
 
 def read_settings(rtnetlink: Rtnetlink, link: NetworkLink, *, features: bool = False) -> LinkSettings:
-    """What `link` has now. Its features are read only where they are going to be changed."""
+    """The current settings of `link`. Its features are read only if they are going to be changed."""
     routes = tuple(_routes(rtnetlink, link.index))
     tables = {route.table for route in routes} - {0, *RESERVED_TABLES}
     return LinkSettings(
@@ -111,7 +111,7 @@ def read_settings(rtnetlink: Rtnetlink, link: NetworkLink, *, features: bool = F
 
 
 def sysctl_path(name: str, link: str) -> Path:
-    """Where the kernel keeps a setting of a link, in the namespace of the thread that opens it."""
+    """The file of a link's setting, in the namespace of the thread that opens it."""
     family, _, setting = name.partition("/")
     root = _SYSCTL_OF_HOST if _SYSCTL_OF_HOST.is_dir() else _SYSCTL
     return root / family / "conf" / link / setting
@@ -125,7 +125,7 @@ def _sysctls(link: str) -> Iterator[tuple[str, int]]:
 
 
 def read_addresses(rtnetlink: Rtnetlink, index: int, *, also_expiring: bool = False) -> Iterator[str]:
-    """Addresses of universe scope, as CIDRs; those that the kernel will let expire only if asked for."""
+    """Addresses of universe scope, as CIDRs. With `also_expiring`, those that will expire too."""
     for link, cidr, lasting in read_all_addresses(rtnetlink):
         if link == index and (lasting or also_expiring):
             yield cidr
@@ -135,7 +135,7 @@ def read_all_addresses(rtnetlink: Rtnetlink) -> Iterator[tuple[int, str, bool]]:
     """Addresses of universe scope: index of the link, CIDR, and whether the kernel lets it stay."""
     for message in rtnetlink.dump(NetlinkRequest("reading addresses", "address", netlink.GETADDR)):
         if message["scope"] == UNIVERSE_SCOPE:
-            # On a link with a peer IFA_ADDRESS is the peer's address; IPv6 has IFA_LOCAL only there.
+            # On a link with a peer IFA_ADDRESS is the peer's address. IPv6 has IFA_LOCAL only there.
             address = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
             lasting = bool((message.get_attr("IFA_FLAGS") or message["flags"]) & netlink.PERMANENT)
             yield message["index"], f"{address}/{message['prefixlen']}", lasting
@@ -167,7 +167,7 @@ def read_autoconfigured(rtnetlink: Rtnetlink, index: int) -> tuple[str, ...]:
 
 
 def _routes(rtnetlink: Rtnetlink, index: int) -> Iterator[RouteConfig]:
-    """Routes that a claim could ask for. The kernel itself adds others again with the address."""
+    """Routes that a claim could request. The kernel adds the others again with the address."""
     for route in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
         table = route.get_attr("RTA_TABLE") or route["table"]
         if route.get_attr("RTA_OIF") != index or table == _LOCAL_TABLE or route["proto"] == _KERNEL:
@@ -267,7 +267,7 @@ _IF_THERE = frozenset({"ipv6/forwarding"})
 
 
 def attach_link(identity: LinkIdentity, wanted: LinkSettings, netns: Path) -> AttachedLink:
-    """Bring the link into `netns` and configure it as `wanted`. Raises `OSError`; `detach_link` undoes it."""
+    """Bring the link into `netns` and configure it as `wanted`. `detach_link` undoes it. Raises `OSError`."""
     # An earlier attempt may have moved it and been cut off: then it is configured from there.
     if not in_namespace(netns, lambda: _is_in_namespace(identity)):
         with open_namespace(netns) as handle:
@@ -322,7 +322,7 @@ def _make_child(parent: LinkIdentity, child: LinkIdentity, wanted: LinkSettings,
 
 
 def _mark_child(child: LinkIdentity) -> None:
-    """Before it is renamed: its alias then tells it from links of others."""
+    """Before the rename: its alias then distinguishes it from other pods' links."""
     with Rtnetlink() as rtnetlink:
         link = _require_link(rtnetlink, child)
         if link.alias != child.name:
@@ -332,7 +332,7 @@ def _mark_child(child: LinkIdentity) -> None:
 def set_link_address(
     identity: LinkIdentity, wanted: LinkSettings, netns: Path, address: str, seconds: int
 ) -> tuple[str, ...]:
-    """Give the link in `netns` an address for `seconds`, with the routes that depend on it; 0 removes it.
+    """Give the link in `netns` an address for `seconds`, with the routes that depend on it. 0 removes it.
 
     Returns the addresses that it then has. Raises `OSError`. With its last address an interface loses its
     routes too.
@@ -350,7 +350,7 @@ def set_link_address(
 
 
 def link_name_in(identity: LinkIdentity, netns: Path) -> str:
-    """The link's name in `netns`. Raises `OSError` where it is not there."""
+    """The link's name in `netns`. Raises `OSError` if it is not there."""
 
     def find() -> str:
         with Rtnetlink() as rtnetlink:
@@ -365,7 +365,7 @@ def _is_in_namespace(identity: LinkIdentity) -> bool:
 
 
 def _move_if_here(identity: LinkIdentity, handle: int, name: str) -> bool:
-    """Move a link of the thread's namespace to that of `handle`, under `name`; whether it was here."""
+    """Move a link of this thread's namespace to that of `handle`, as `name`. Returns whether it was here."""
     with Rtnetlink() as rtnetlink:
         link = find_link(read_links(rtnetlink), identity)
         if link is None:

@@ -1,13 +1,13 @@
-"""Asking the cloud's metadata service, beside everything else that the plugin does.
+"""Querying the cloud's metadata service, beside everything else that the plugin does.
 
 `CloudWatcher` reads in the background: NICs are published at once, and again when the attributes are there.
 A reading has four seconds in all, and an answer has a limit. No proxy of the environment is used and no
-redirect followed, so that nobody but the service itself is asked. A reading that fails keeps what is
-known, is logged, and is tried again after 5 seconds, then after twice as long each time, up to ten minutes.
+redirect followed, so that only the service itself is queried. A reading that fails keeps the last
+values, is logged, and is tried again after 5 seconds, then after twice as long each time, up to ten minutes.
 One that succeeds is made again after ten minutes: machines move, and NICs come.
 
-The machine's firmware tells which cloud it is (`detect_cloud`), or the operator does (`--cloud`). On other
-machines no request is made: somebody else may have the address there.
+The machine's firmware identifies the cloud (`detect_cloud`), or the operator does (`--cloud`). On other
+machines no request is made: another host may have the address there.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _DMI = "/sys/class/dmi/id"
 
 
 def detect_cloud(sysroot: Sysroot) -> Cloud | None:
-    """By the files that firmware fills; None outside the clouds that can be read."""
+    """Detect the cloud by the files that firmware fills. None outside the supported clouds."""
     return cloud_of_host(
         FirmwareIdentity(
             sys_vendor=sysroot.text(f"{_DMI}/sys_vendor"),
@@ -56,7 +56,7 @@ def detect_cloud(sysroot: Sysroot) -> Cloud | None:
 
 
 async def read_metadata(cloud: Cloud, service: str = METADATA_SERVICE) -> CloudAttributes:
-    """One reading. Raises `Retry` with what was wrong."""
+    """One reading. Raises `Retry` with the reason if it fails."""
     try:
         async with (
             asyncio.timeout(READING_SECONDS),
@@ -94,7 +94,7 @@ async def _ask(client: httpx2.AsyncClient, service: str, request: MetadataReques
 
 
 class CloudWatcher:
-    """Keeps what one cloud says of this node."""
+    """Keeps one cloud's attributes of this node."""
 
     def __init__(self, cloud: Cloud, service: str = METADATA_SERVICE) -> None:
         self.known = NO_CLOUD_ATTRIBUTES
@@ -103,7 +103,7 @@ class CloudWatcher:
         self._service = service
 
     async def watch(self, wake: Callable[[], None]) -> None:
-        """Read forever, and call `wake` when something is otherwise than before."""
+        """Read forever, and call `wake` whenever something has changed."""
         pause = RETRY_SECONDS
         while True:
             try:

@@ -1,13 +1,13 @@
 """rtnetlink on the wire: requests as values, a blocking socket, and network namespaces.
 
-A `NetlinkRequest` says in words what it does, for the error that it may end in, and which errors mean
-that nothing has to be done. The functions that build requests are pure; their numbers are those of the
+A `NetlinkRequest` describes its action in words, for its error message, and names the errors that mean
+that nothing has to be done. The functions that build requests are pure. Their numbers are those of the
 kernel's uapi headers. pyroute2 encodes and decodes.
 
 The socket (`Rtnetlink`) is blocking and belongs to the network namespace of the thread that opens it,
 which is why pyroute2's own is not used. Errors are `OSError` with the kernel's own text (extended ACK). A
-dump that the kernel marks as interrupted (NLM_F_DUMP_INTR) has holes; it is read to its end, and then again.
-The timeout of 10 s matters only where a driver hangs while it holds the lock that all links share (RTNL).
+dump that the kernel marks as interrupted (NLM_F_DUMP_INTR) has holes. It is read to its end, and then again.
+The timeout of 10 s matters only if a driver hangs while it holds the lock that all links share (RTNL).
 
 `in_namespace` calls a function in a new thread that enters the namespace with setns and ends with the
 call, so that no other work runs in the wrong namespace.
@@ -63,7 +63,7 @@ def in_namespace(netns: Path, work: Callable[[], T]) -> T:
 
     A thread that came back to a pool would run other work in the wrong namespace.
 
-    Raises `OSError` where the namespace cannot be entered, and what `work` raises.
+    Raises `OSError` if the namespace cannot be entered, and the errors of `work`.
     """
 
     def enter_and_work() -> T:
@@ -78,7 +78,7 @@ def in_namespace(netns: Path, work: Callable[[], T]) -> T:
 
 
 def namespace_id(netns: Path) -> int | None:
-    """The inode of the namespace, unique among living ones; None where there is none."""
+    """The inode of the namespace, unique among living ones, or None if there is no such namespace."""
     with suppress(OSError):
         return netns.stat().st_ino
     return None
@@ -194,7 +194,7 @@ class NetlinkRequest:
 
 
 class Rtnetlink:
-    """A socket into the network namespace of the calling thread. Errors are `OSError` and say what failed."""
+    """A socket into the network namespace of the calling thread. Errors are `OSError` and name the action."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC)
@@ -282,7 +282,7 @@ def split_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def error_code(message: bytes) -> int:
-    """The errno of an error message; 0 acknowledges the request."""
+    """The errno of an error message. 0 acknowledges the request."""
     return int(-struct.unpack_from("=i", message, HEADER.size)[0])
 
 
@@ -313,7 +313,7 @@ _BYTE = 255
 
 
 def move_link(index: int, netns_fd: int, name: str | None = None) -> NetlinkRequest:
-    """Into the namespace of the open handle `netns_fd`; `name` for where the link's own is taken there."""
+    """Into the namespace of the open handle `netns_fd`, as `name` if the link's own name is taken there."""
     renamed = () if name is None else (("IFLA_IFNAME", name),)
     doing = f"moving interface {index} to another namespace"
     return _link_request(index, doing, ("IFLA_NET_NS_FD", netns_fd), *renamed)
@@ -376,7 +376,7 @@ def address_request(
 ) -> NetlinkRequest:
     """An address without duplicate address detection: it was in use on the host a moment ago.
 
-    After `seconds` the kernel itself removes it; None lets it stay.
+    The kernel removes it after `seconds`, or never if `seconds` is None.
     """
     address = ipaddress.ip_interface(cidr)
     family = _address_family(address.version)
@@ -404,7 +404,7 @@ def route_requests(
 
 
 def rule_request(rule_config: RuleConfig) -> NetlinkRequest:
-    """A policy rule; an equal one is refused by the kernel, and is enough."""
+    """A policy rule. The kernel refuses an equal rule, and then no other is needed."""
     selector = ipaddress.ip_interface(rule_config.source or rule_config.destination or "0.0.0.0/0")
     family = _address_family(selector.version)
     table = rule_config.table or MAIN_TABLE
@@ -438,7 +438,7 @@ def neighbor_request(index: int, neighbor_config: NeighborConfig) -> NetlinkRequ
 
 
 def make_vrf(vrf: VrfConfig) -> NetlinkRequest:
-    """A routing domain with a table of its own, up."""
+    """A routing domain with its own table, up."""
     data = {"attrs": [["IFLA_VRF_TABLE", vrf.routing_table]]}
     info = {"attrs": [["IFLA_INFO_KIND", "vrf"], ["IFLA_INFO_DATA", data]]}
     doing, fields = f"making VRF {vrf.name}", {"flags": UP, "change": UP}
@@ -448,7 +448,7 @@ def make_vrf(vrf: VrfConfig) -> NetlinkRequest:
 
 
 def set_master(index: int, master: int) -> NetlinkRequest:
-    """Put a link below another; 0 takes it out."""
+    """Put a link below another. 0 takes it out."""
     return _link_request(index, f"putting interface {index} below {master}", ("IFLA_MASTER", master))
 
 

@@ -1,17 +1,17 @@
 """The driver dra.net: publishing NICs and preparing claims for them.
 
 Preparing only reads. It resolves the claim's configuration (the last one wins, so the claim's over its
-class's), refuses what can never be served (more than one pod, an MTU above that of the physical function,
-IPv6 on a smaller MTU than 1280, settings for a NIC without an interface), asks for a DHCP lease where the
-configuration wants one, and writes down what the NIC has on the host and what it is to get in the pod.
+class's) and refuses configurations that can never be served (more than one pod, an MTU above that of the
+physical function, IPv6 on a smaller MTU than 1280, settings for a NIC without an interface). It requests a
+DHCP lease if the configuration wants one, and records the NIC's settings on the host and those for the pod.
 The NIC moves when the pod's sandbox exists (`attach`), and is back before the claim is unprepared. With
 `interface.type` IPVLAN or MACVLAN it stays, and the pod gets a child of it.
 
-DHCP is asked during preparation because a server may take longer to answer than a runtime waits for a
+DHCP runs during preparation because a server may take longer to answer than a runtime waits for a
 sandbox. A lease is stored at once, so that it is released also when the next NIC of the claim fails.
 
-The pool holds what can be claimed and what is claimed. A NIC that is in a pod keeps its published
-attributes. Slices are published anew when a link changes, and once a minute.
+The pool holds the NICs that can be claimed or are claimed. A NIC that is in a pod keeps its published
+attributes. Slices are published again when a link changes, and once a minute.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ from rackloom.errors import Refused, Retry
 from rackloom.topology.discovery.sysfs import Sysroot
 from rackloom.topology.nics import POD_INTERFACE_KINDS, ClusterNetwork
 
-# What a claim asks for. Pure.
+# The requests of a claim. Pure.
 
 
 def consuming_pod(claim: AllocatedClaim) -> str:
@@ -108,7 +108,7 @@ def nic_config(
     return profiles.applied_to(configs[-1]) if configs else NetworkConfig()
 
 
-# From a NIC and a configuration to what is attached later.
+# From a NIC and a configuration to the NIC that is attached later.
 
 
 NIC_RETRY_SECONDS = 2.0
@@ -117,7 +117,7 @@ NIC_RETRY_SECONDS = 2.0
 def prepare_nic(
     host_nic: HostNic, published: Device, config: NetworkConfig, sysroot: Sysroot, mode: rdma.NetnsMode
 ) -> tuple[PreparedNic, DhcpLease | None]:
-    """What a claim gets of a NIC, and the lease of its address where a DHCP server gave it.
+    """A claim's settings for a NIC, and the lease of its address if a DHCP server gave it.
 
     Raises `Refused` and, while its interface does not show, `Retry`.
     """
@@ -180,7 +180,7 @@ def _with_interface(link: NetworkLink, config: NetworkConfig, bare: PreparedNic)
 def _with_child(
     link: NetworkLink, config: NetworkConfig, bare: PreparedNic, mode: rdma.NetnsMode
 ) -> PreparedNic:
-    """The interface stays on the host; its RDMA device can be lent only where all namespaces share it."""
+    """The interface stays on the host. Its RDMA device can be lent only if all namespaces share it."""
     interface = config.interface
     if interface.mtu is not None and interface.mtu > link.mtu:
         raise Refused(
@@ -234,7 +234,7 @@ def _check_ipv6(link: NetworkLink, config: NetworkConfig) -> None:
 
 
 def _request_address(link: NetworkLink) -> LeasedAddress:
-    """What a DHCP server gives. It may take longer to answer than a runtime waits."""
+    """The grant of a DHCP server. The server may take longer to answer than a runtime waits."""
     if link.encapsulation != "ether":
         raise Refused(
             f"interface {link.name} is no Ethernet ({link.encapsulation}): DHCP is for Ethernet here",
@@ -258,7 +258,7 @@ log = structlog.get_logger(__name__)
 
 
 class NicSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is fixed for one node."""
+    """The settings that are fixed for one node."""
 
     node: str
     moves_ipoib: bool = True
@@ -297,7 +297,7 @@ class NicPlugin(NodePlugin):
                 self.prepared[entry.ref.uid] = ReadyClaim(ref=entry.ref, pod=record.pod, nics=record.nics)
 
     async def pools(self) -> tuple[DevicePool, ...]:
-        """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
+        """The node's pool: NICs that can be claimed or are claimed, with their attributes."""
         snapshot = await self._scan()
         devices = self._published(snapshot, self._host_nics(snapshot))
         live = [device for device in devices.values() if self.settings.is_published(device)]
@@ -312,7 +312,7 @@ class NicPlugin(NodePlugin):
         return {"pod": pod}
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
-        """Read what the NICs have, and record what they are to get in the pod."""
+        """Read the NICs' settings, and record those that they get in the pod."""
         snapshot = await self._scan()
         found = {host_nic.name: host_nic for host_nic in self._host_nics(snapshot)}
         live = self._published(snapshot, found.values())
@@ -330,7 +330,7 @@ class NicPlugin(NodePlugin):
         await self.manager.release_leases(entry.ref.uid)
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
-        """Detach what belongs to claims that are not in the checkpoint, then release their leases."""
+        """Detach the NICs of claims that are not in the checkpoint, then release their leases."""
         known = {entry.ref.uid for entry in claims}
         for attachment in self.manager.attachments.all():
             if attachment.claim not in known:
@@ -342,14 +342,14 @@ class NicPlugin(NodePlugin):
                 await self.manager.release_leases(record.claim)
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Publish anew when a link changed and once a minute; detach what lost its pod meanwhile."""
+        """Publish again after a link change and once a minute. Detach NICs that have lost their pods."""
         async with run_background(*(() if self.cloud is None else (self.cloud.watch(wake),))):
             async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=PUBLISH_SECONDS):
                 await self.manager.detach_lost()
                 wake()
 
     async def health(self) -> tuple[DeviceHealth, ...]:
-        """Whether each NIC has a link. One that is not published is unknown, and says why."""
+        """Whether each NIC has a link. A NIC that is not published is unknown, with the reason."""
         found = self._host_nics(await self._scan())
         at = self.wall()
         return tuple(nic_health(nic, self.settings.node, at) for nic in found if not _is_pod_end(nic))
@@ -366,7 +366,7 @@ class NicPlugin(NodePlugin):
             raise Retry(f"the node's interfaces cannot be read: {error}", after=SETTLE_SECONDS) from error
 
     def _host_nics(self, snapshot: NicSnapshot) -> tuple[HostNic, ...]:
-        """All NICs. Logs what is newly excluded or published, but not the ends of pods' interfaces."""
+        """All NICs. Logs which are newly excluded or published, but not the ends of pods' interfaces."""
         attached = [attachment.nic for attachment in self.manager.attachments.all()]
         away = {nic.device: nic.identity for nic in attached if nic.identity is not None and nic.over is None}
         held = [*attached, *(nic for claim in self.prepared.values() for nic in claim.nics)]

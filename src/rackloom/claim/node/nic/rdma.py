@@ -1,10 +1,10 @@
 """RDMA devices: their character devices, and moving them between network namespaces.
 
 In mode `shared` every namespace sees every RDMA device, and the character devices that a container gets
-decide what it can use. In mode `exclusive` a device is seen in one namespace only and has to be moved
+decide which it can use. In mode `exclusive` a device is seen in one namespace only and has to be moved
 into the pod's. A request to move a device must come from the namespace that the device is in.
 
-Requests are RDMA netlink (NLDEV, rdma/rdma_netlink.h), encoded here. A kernel that does not tell its mode
+Requests are RDMA netlink (NLDEV, rdma/rdma_netlink.h), encoded here. A kernel that does not report its mode
 has only the shared one.
 """
 
@@ -44,7 +44,7 @@ _CLASSES = {
     "/sys/class/infiniband_cm": ("ucm",),
 }
 _MODE = 0o666
-"""Whoever is in the container may use its HCA."""
+"""Any user in the container may use its HCA."""
 _CONNECTION_MANAGER = "/sys/class/misc/rdma_cm"
 
 
@@ -56,7 +56,7 @@ class NetnsMode(StrEnum):
 
 
 def rdma_device_nodes(sysroot: Sysroot, device: str) -> tuple[DeviceNode, ...]:
-    """What a container needs to use an RDMA device, and nothing of the others."""
+    """The files that a container needs to use an RDMA device, and none of other devices."""
     found = [_node(sysroot, _CONNECTION_MANAGER, "rdma_cm")]
     for directory, prefixes in _CLASSES.items():
         names = [name for name in sysroot.names(directory) if name.startswith(prefixes)]
@@ -90,7 +90,7 @@ def move_device(index: int, netns_fd: int) -> bytes:
 
 
 def mode_in(answer: bytes) -> NetnsMode:
-    """The mode that an answer tells; a kernel that does not tell has only the shared one."""
+    """The mode in an answer. A kernel that does not report it has only the shared one."""
     for message in split_messages(answer):
         for kind, value in split_attributes(message[HEADER.size :]):
             if kind == _NETNS_MODE and value:
@@ -110,7 +110,7 @@ def devices_in(answer: bytes) -> dict[str, int]:
 
 
 def netns_mode() -> NetnsMode:
-    """The mode of this kernel; one without RDMA has nothing to move."""
+    """The mode of this kernel. A kernel without RDMA has nothing to move."""
     try:
         return mode_in(_ask(ask_mode()))
     except OSError:
@@ -136,7 +136,7 @@ def _devices() -> dict[str, int]:
 
 
 def _move_if_here(device: str, handle: int) -> bool:
-    """Move a device of the thread's namespace to that of `handle`; whether it was here."""
+    """Move a device of the thread's namespace to that of `handle`. Returns whether it was here."""
     index = _devices().get(device)
     if index is None:
         return False

@@ -1,12 +1,12 @@
 """Keeping the DHCP leases of a node's NICs: one loop, and four threads for requests.
 
-The loop checks each lease at least once a second and carries out what `core.nics.lease` decides: ask,
-set the address until the lease ends, remove it, report. The answer of a request goes back into the state
-machine. A request that is not needed any more when its thread is free (the lease was released or renewed
-meanwhile) is dropped.
+The loop checks each lease at least once a second and carries out the decisions of `core.nics.lease`: send a
+request, set the address until the lease ends, remove it, report. The answer of a request goes back into the
+state machine. If a request is no longer needed when its thread is free (the lease was released or renewed
+in the meantime), it is dropped.
 
-A lease is written to disk before its actions are taken, so a restarted plugin continues from what was
-decided. Where it cannot be written, the old state counts, but an address that may be another's is still
+A lease is written to disk before its actions are taken, so a restarted plugin continues from the last
+decision. If it cannot be written, the old state counts, but an address that may belong to another host is
 removed. Requests go out from the namespace where the interface is: the pod's, or the host's.
 """
 
@@ -39,7 +39,7 @@ from rackloom.core.nics.lease import (
 )
 
 LEASE_CHECK_SECONDS = 1.0
-"""At least so often, since leases come and go without a word."""
+"""The longest pause between checks, since leases come and go without notice."""
 READDRESS_RETRY_SECONDS = 5.0
 """After the kernel did not take or give an address."""
 REQUEST_THREADS = 4
@@ -49,7 +49,7 @@ OUTCOMES = (RENEWED, *RequestFailure)
 log = structlog.get_logger(__name__)
 
 DhcpExchange = Callable[[LeaseRecord, Path, LeaseAction], DhcpGrant | RequestFailure]
-"""Asks from a namespace and waits for the answer. Blocks; raises `OSError`."""
+"""Sends a request from a namespace and waits for the answer. Blocks. Raises `OSError`."""
 
 
 def exchange_dhcp(record: LeaseRecord, netns: Path, way: LeaseAction) -> DhcpGrant | RequestFailure:
@@ -64,7 +64,7 @@ def exchange_dhcp(record: LeaseRecord, netns: Path, way: LeaseAction) -> DhcpGra
 
 
 def address_state(record: LeaseRecord, attachment: Attachment | None) -> AddressState:
-    """Where the interface is, according to the attachment on disk."""
+    """The place of the interface, according to the attachment on disk."""
     if attachment is None or attachment.attached is None or attachment.returning:
         return AddressState.HOST
     if record.lease.grant.address not in attachment.attached.addresses:
@@ -73,7 +73,7 @@ def address_state(record: LeaseRecord, attachment: Attachment | None) -> Address
 
 
 class LeaseKeeper:
-    """Renews leases, removes addresses whose lease is lost, and restores those that are leased again."""
+    """Renews leases, removes addresses of lost leases, and restores those that are leased again."""
 
     def __init__(
         self, manager: AttachmentManager, ask: DhcpExchange, report: ReportLease, clock: Callable[[], float]
@@ -109,7 +109,7 @@ class LeaseKeeper:
             (next_due_at(record.lease) for record in self._manager.leases.all()), default=float("inf")
         )
         left = soonest - self._clock()
-        # What is still due after a round could not be written to disk: an immediate retry would not help.
+        # The rest of a round could not be written to disk: an immediate retry would not help.
         return min(LEASE_CHECK_SECONDS, left) if left > 0 else LEASE_CHECK_SECONDS
 
     def _advance(self, record: LeaseRecord, answer: DhcpAnswer | None = None) -> None:
@@ -118,7 +118,7 @@ class LeaseKeeper:
         try:
             kept, todo = self._keep(record, after.lease), after.todo
         except OSError as error:
-            # A state that is not on disk does not count; but an address that may be another's is removed.
+            # A state that is not on disk does not count, but an address that may be another's is removed.
             log.error("nic.lease-not-written", device=record.nic.device, reason=str(error))
             kept, todo = record, tuple(action for action in after.todo if action is LeaseAction.REMOVE)
         for action in todo:
@@ -153,10 +153,10 @@ class LeaseKeeper:
             self._advance(newest, DhcpAnswer(asked_at=record.lease.asked_at, result=result))
 
     def _request(self, record: LeaseRecord, way: LeaseAction) -> DhcpGrant | RequestFailure | None:
-        """None where the request, which waited for a thread, is not needed any more."""
+        """Send the request. None if it waited for a thread and is not needed any more."""
         newest = self._manager.leases.get(record.claim, record.nic.device)
         if newest is None or newest.lease.since >= record.lease.asked_at:
-            return None  # released, or granted anew meanwhile
+            return None  # released, or granted again in the meantime
         attachment = self._attachment(record)
         netns = HOST_NAMESPACE
         if attachment is not None and address_state(record, attachment) is not AddressState.HOST:
@@ -164,7 +164,7 @@ class LeaseKeeper:
         try:
             return self._ask(record, netns, way)
         except Exception as error:
-            # Whatever kept the request from being sent: it was not answered.
+            # If an error kept the request from being sent, it was not answered.
             log.warning("nic.dhcp-not-asked", device=record.nic.device, way=way, reason=str(error))
             return RequestFailure.NOTHING
 

@@ -1,9 +1,9 @@
 """Reporting NICs: the claim's status, events on the pod, and a counter of attachments.
 
 `claim_status` builds `status.devices` of a ResourceClaim for all NICs of a claim at once, since
-server-side apply takes back what is left out. Conditions and network data are those of DRANET;
-`DHCPLeaseReady` is Rackloom's. A NIC without its leased address is attached but not ready. A lease whose
-last request was not answered is Unknown, not False.
+server-side apply removes the fields that are left out. Conditions and network data are those of DRANET,
+except `DHCPLeaseReady`, which is Rackloom's. A NIC without its leased address is attached but not ready. If
+the last request of a lease was not answered, the lease is Unknown, not False.
 
 Status writes and events run in the background, one status at a time, with a time limit: a container
 runtime does not wait for an API server. `AttachmentReporter` reports attachments, `LeaseReporter` the
@@ -37,7 +37,7 @@ WallTimeOf = Callable[[float], float]
 
 
 class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a condition and an Event say of a lease."""
+    """The content of a lease's condition and Event."""
 
     holds: str
     """`True`, `False` or `Unknown`."""
@@ -54,7 +54,7 @@ def lease_status(lease: DhcpLease, wall_of: WallTimeOf) -> LeaseStatus:
             holds, reason = "True", "DHCPLeaseHeld"
             message = f"{address} is held: server {lease.grant.server} gave it"
         case LeaseState.SILENT:
-            # Unknown and not False: the address is usable, but nobody can tell whether it will be prolonged.
+            # Unknown and not False: the address is usable, but it is open whether it will be prolonged.
             holds, reason = "Unknown", "DHCPRenewalFailed"
             since = metav1_time(wall_of(lease.silent_since or lease.asked_at))
             message = f"{address} is held until {end}; no DHCP server has answered since {since}"
@@ -91,7 +91,7 @@ def claim_status(
     leases: Mapping[str, LeaseStatus],
     now: float,
 ) -> Object:
-    """Our fields for all NICs of a claim at once: server-side apply removes what is left out.
+    """Our fields for all NICs of a claim at once: server-side apply removes the fields that are left out.
 
     `leases` are by device.
     """

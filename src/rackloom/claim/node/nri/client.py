@@ -3,7 +3,7 @@
 One unix socket carries two logical connections: on the first the runtime calls the plugin, on the second
 the plugin calls the runtime (to register). A mux frame is connection number and length (32 bits each, big
 endian), then data. Inside is ttrpc: length, stream number, type and flags (32, 32, 8, 8 bits), then at
-most 4 MiB of data; a message may span several mux frames. Streams that a client opens have odd numbers.
+most 4 MiB of data. A message may span several mux frames. Streams that a client opens have odd numbers.
 
 After every connection the runtime lists all living sandboxes (Synchronize, possibly in parts), and then
 calls for each one that starts or stops. Requests are answered one after the other: a sandbox's end must
@@ -41,7 +41,7 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     netns: str
-    """Path of its network namespace; empty for a pod in the host's."""
+    """Path of its network namespace. Empty for a pod in the host's."""
 
 
 class SandboxHooks(Protocol):
@@ -54,7 +54,7 @@ class SandboxHooks(Protocol):
         """A sandbox is being started. An error fails the pod, which kubelet then tries again."""
 
     async def stop(self, sandbox: PodSandbox) -> None:
-        """A sandbox is being stopped; its namespace is still there. Must not raise."""
+        """A sandbox is being stopped, but its namespace is still there. Must not raise."""
 
 
 # Frames.
@@ -151,7 +151,7 @@ class NriPlugin:
     _living: list[PodSandbox] = field(default_factory=list, init=False)
 
     async def run(self) -> None:
-        """Serve for ever; a runtime that is away, or restarts, is waited for."""
+        """Serve for ever. A runtime that is away, or restarts, is waited for."""
         logged = ""
         while True:
             try:
@@ -223,7 +223,7 @@ class NriPlugin:
         return wire.ConfigureResponse(events=_EVENTS)
 
     async def _synchronize(self, payload: bytes) -> Message:
-        """A long list comes in several parts; only the last is without `more`."""
+        """A long list comes in several parts. Only the last is without `more`."""
         request = wire.SynchronizeRequest.FromString(payload)
         self._living += [_sandbox(pod) for pod in request.pods]
         if not request.more:
@@ -267,7 +267,7 @@ def _sandbox(pod: wire.Sandbox) -> PodSandbox:
 
 HOOK_EVENTS = ("synchronize", "run", "stop")
 NRI_DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 5.0)
-"""Seconds; a runtime waits two by default."""
+"""Seconds. A runtime waits two by default."""
 
 
 class HookMetrics:

@@ -1,22 +1,22 @@
-"""Which claims go from one driver's checkpoint to the other's, as what, and why others do not. Pure.
+"""The plan that moves claims from one driver's checkpoint to the other's, and the blocked claims. Pure.
 
-A claim that is taken over keeps its state, its devices with their CDI ids, and what has to be undone for it
+A claim that is taken over keeps its state, its devices with their CDI ids, and the data for its undo
 (`record`): the node label of a channel's ComputeDomain, the time slices of GPUs, the MPS daemons that
 NVIDIA's driver has started in its namespace, the exclusive mode of their GPUs, and the GPUs that it has bound
 to vfio-pci. The CDI ids and the names of CDI files are the same in both drivers, so the files that running
 containers use stay as they are.
 
-A claim is blocked where taking it over would leave something behind that our plugin does not undo (a GPU
-bound to vfio-pci whose address is not recorded, the MPS daemon of a claim that has no name), or where a
-device is not known. One blocked claim blocks the takeover of its driver. A claim is left out where neither
+A claim is blocked if taking it over would leave something behind that our plugin does not undo (a GPU
+bound to vfio-pci without a recorded address, the MPS daemon of a claim that has no name), or if a
+device is not known. One blocked claim blocks the takeover of its driver. A claim is left out if neither
 NVIDIA's driver nor kubelet has a name for it: no pod here uses it.
 
 NVIDIA's GPU plugin records no names of prepared claims, so `ClaimNames` comes from kubelet's own state.
 
-Back, a claim that was taken over is written as the bytes that it had; only where its state changed, or
-where our plugin prepared it, they are made anew. What NVIDIA's driver could not undo (isolated channels,
-sharing of GPUs that our plugin has set up) blocks the way back. Claims that were aborted are forgotten: no
-call for them is under way while no plugin runs.
+On the way back, a claim that was taken over is written as the bytes that it had. Its bytes are made again
+only if its state changed, or if our plugin prepared it. Anything that NVIDIA's driver could not undo
+(isolated channels, sharing of GPUs that our plugin has set up) blocks the way back. Claims that were aborted
+are forgotten: no call for them is under way while no plugin runs.
 """
 
 import re
@@ -58,7 +58,7 @@ from rackloom.runtime.foreign_text import decode_json
 
 
 class Fate(StrEnum):
-    """What happens to a claim."""
+    """The outcome of a plan for a claim."""
 
     MOVED = "moved"
     LEFT_OUT = "left-out"
@@ -70,7 +70,7 @@ class ClaimMove(NodeValue, frozen=True, kw_only=True):
 
     uid: str
     claim: str
-    """`namespace/name`; empty where it is not known."""
+    """`namespace/name`. Empty if it is not known."""
     state: PrepareState
     devices: tuple[str, ...]
     fate: Fate
@@ -79,10 +79,10 @@ class ClaimMove(NodeValue, frozen=True, kw_only=True):
 
 
 class NvidiaInstallation(NodeValue, frozen=True, kw_only=True):
-    """What the checkpoint does not say of NVIDIA's driver on this node."""
+    """Data about NVIDIA's driver on this node that the checkpoint lacks."""
 
     namespace: str
-    """Where its pods run, and its MPS daemons."""
+    """The namespace of its pods, and of its MPS daemons."""
     has_module: bool
     """Whether its kernel module is loaded."""
 
@@ -100,7 +100,7 @@ _END_PODS = "end the pods that use it first"
 
 
 class _Blocked(Exception):
-    """Why a claim cannot be moved, and what helps."""
+    """The reason why a claim cannot be moved, and the remedy."""
 
     def __init__(self, why: str, fix: str = _END_PODS) -> None:
         super().__init__(why)
@@ -118,9 +118,9 @@ def _blocked(move: ClaimMove, why: _Blocked) -> ClaimMove:
 def take_over_claim(
     driver: str, claim: NvidiaClaim, known: ClaimNames | None, installed: NvidiaInstallation
 ) -> tuple[ClaimMove, CheckpointEntry | None]:
-    """The plan for one claim of `driver`, and our entry of it where it is moved.
+    """The plan for one claim of `driver`, and our entry of it if it is moved.
 
-    `known` is None where kubelet's state cannot be read.
+    `known` is None if kubelet's state cannot be read.
     """
     ref = _reference(claim, known or {})
     move = ClaimMove(
@@ -133,7 +133,7 @@ def take_over_claim(
     if ref is None and known is not None:
         why = "kubelet does not hold it, so no pod here uses it, and NVIDIA's driver did not record its name"
         if any(map(_uses_mps, claim.groups)):
-            # Nothing would end the daemon. NVIDIA's driver gives such claims up by itself.
+            # Nothing would end the daemon. NVIDIA's driver gives such claims up without help.
             stays = _Blocked(f"{why}; its MPS daemon would stay", "start NVIDIA's driver until it is gone")
             return _blocked(move, stays), None
         return msgspec.structs.replace(move, fate=Fate.LEFT_OUT, why=why), None
@@ -236,7 +236,7 @@ def _gpu_record(
 ) -> Mapping[str, Any]:
     """How the GPUs are shared and bound, as our plugin records it, as far as there is something to undo."""
     if claim.state is not PrepareState.COMPLETED:
-        # What was done of it is recorded only at the end.
+        # The driver records its changes only at the end.
         shares = any(_sharing(config) is not None for config in allocated.configs)
         if shares or any(result.device.startswith("gpu-vfio-") for result in allocated.results):
             raise _Blocked(
@@ -257,7 +257,7 @@ def _gpu_record(
             slices.update(dict.fromkeys(gpus, number))
     found = {"time_slices": slices, "exclusive": exclusive, "adopted": daemons}
     record = {"sharing": msgspec.to_builtins({name: value for name, value in found.items() if value})}
-    # NVIDIA's driver binds them to its kernel module where that is loaded, and switches persistence mode on.
+    # NVIDIA's driver binds them to its kernel module if that is loaded, and switches persistence mode on.
     bound = [device.pci_address for device in claim.devices if device.kind == "vfio"]
     return record | {PASSED_THROUGH: bound, PERSISTENT: bound} if bound and installed.has_module else record
 
@@ -281,7 +281,7 @@ def _daemon_id(group: NvidiaDeviceGroup) -> str:
 
 
 def _time_slice(allocated: AllocatedClaim, group: NvidiaDeviceGroup) -> int | None:
-    """The number of the time slice of a group's devices; None where none was set.
+    """The number of the time slice of a group's devices, or None if none was set.
 
     It follows from the configuration that won. Release 0.5 also records whether it was set.
     """
@@ -326,9 +326,9 @@ class Release(StrEnum):
 def give_back_claim(
     driver: str, entry: CheckpointEntry, original: NvidiaCheckpoint, release: Release | None = None
 ) -> tuple[ClaimMove, NvidiaClaim | None]:
-    """The plan for one entry of `driver`, and NVIDIA's claim of it where it is moved.
+    """The plan for one entry of `driver`, and NVIDIA's claim of it if it is moved.
 
-    `release` is the one that will read it; None: the one that wrote `original`, where the file shows it.
+    `release` is the one that will read it. None means the one that wrote `original`, if the file shows it.
     """
     move = ClaimMove(
         uid=entry.ref.uid,
@@ -347,9 +347,9 @@ def give_back_claim(
 
 
 def _release(original: NvidiaCheckpoint) -> Release | None:
-    """Release 0.4 always writes the id of an MPS daemon, 0.5 only where there is one.
+    """Release 0.4 always writes the id of an MPS daemon, 0.5 only if there is one.
 
-    None where no GPU without such a daemon shows it.
+    None if no GPU without such a daemon shows it.
     """
     states = [group.config for claim in original.claims.values() for group in claim.groups]
     plain = ["mpsControlDaemonID" in state for state in states if not state.get("mpsControlDaemonID")]
@@ -384,9 +384,9 @@ def _nvidia_claim(
 
 
 def _is_unchanged(entry: CheckpointEntry, before: NvidiaClaim) -> bool:
-    """A claim may have been given back since and allocated to other devices, or prepared anew by our plugin.
+    """A claim may have been given back and allocated to other devices, or our plugin prepared it again.
 
-    Then what its record undoes is not what NVIDIA's driver made.
+    Then its record does not undo the changes of NVIDIA's driver.
     """
     if UUIDS in entry.record:
         return False

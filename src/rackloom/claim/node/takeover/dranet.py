@@ -1,13 +1,13 @@
-"""DRANET on a node: what there is of it, and why its NICs stay its own while pods have them.
+"""DRANET on a node: its claims and files, and why it keeps its NICs while pods have them.
 
-DRANET serves `dra.net` as our NIC plugin does, and keeps no file beside it. What it has moved into a pod, and
-what the host had of it before, is in a database of its own (`/run/dranet/dranet.db`, or in memory alone); the
-network namespaces of the pods are in its memory only. Whoever takes such a NIC over could not bring it back
-under its name, with its addresses and routes. So nothing is taken over: pods with its NICs end first, while
-DRANET runs, then it is stopped. After that there is nothing to take over, and our plugin starts from the
-hardware. The way back is the same with the two exchanged.
+DRANET serves `dra.net` as our NIC plugin does, and keeps no file beside it. It has a database
+(`/run/dranet/dranet.db`, or in memory alone) of the NICs that it moved into pods and of their earlier
+settings on the host. The network namespaces of the pods are in its memory only. A driver that takes such a
+NIC over could not bring it back under its name, with its addresses and routes. So nothing is taken over: pods
+with its NICs end first, while DRANET runs, then it is stopped. After that there is nothing to take over, and
+our plugin starts from the hardware. The way back is the same with the two exchanged.
 
-kubelet's own state says which claims have NICs here. Those of our checkpoint are ours, all others DRANET's.
+kubelet's own state shows which claims have NICs here. Those of our checkpoint are ours, all others DRANET's.
 """
 
 from collections.abc import Iterable
@@ -32,9 +32,9 @@ _OURS = "Rackloom moved its NIC into a pod, and DRANET does not know the way bac
 
 
 def plan_dranet(places: NodePlaces, *, back: bool = False) -> DriverPlan:
-    """What there is of `dra.net`, and what has to end before it changes hands. Nothing is ever written.
+    """The state of `dra.net`, and the claims that must end before it changes hands. Nothing is ever written.
 
-    Raises `Refused` for a checkpoint of ours that cannot be read.
+    Raises `Refused` if our checkpoint cannot be read.
     """
     home = places.plugins / DRANET
     ours = _our_claims(places)
@@ -57,7 +57,7 @@ def plan_dranet(places: NodePlaces, *, back: bool = False) -> DriverPlan:
 
 
 def require_drained(places: NodePlaces, *, back: bool = False) -> DriverPlan:
-    """The plan, where nothing of it is in the way. Raises `StillRunning` or `Refused`."""
+    """The plan, if nothing is in its way. Raises `StillRunning` or `Refused`."""
     plan = plan_dranet(places, back=back)
     if plan.phase is not Phase.NOTHING and held_claims(places.kubelet_state) is None:
         raise Refused(

@@ -1,7 +1,7 @@
 """The claims that kubelet holds on this node, from its file `dra_manager_state` (Kubernetes 1.34 and later).
 
 kubelet keeps a claim there from its first prepare until all pods that use it have ended and every driver has
-undone it. The file says by name what drivers do not record: which claim it is, and which devices each driver
+undone it. The file has data that drivers do not record: the claim's name, and the devices that each driver
 gave it.
 
     {"Data": TEXT, "Checksum": CRC-32 of TEXT}
@@ -56,7 +56,7 @@ class _Data(msgspec.Struct):
 
 
 def held_claims(path: Path) -> tuple[HeldClaim, ...] | None:
-    """The claims that kubelet holds; None where its state cannot be read."""
+    """The claims that kubelet holds, or None if its state cannot be read."""
     try:
         file = decode_json(path.read_bytes(), path.name, _File)
         if binascii.crc32(file.data.encode()) != file.checksum:

@@ -1,6 +1,6 @@
-"""Takeover of the files of one node: what is there, the plan, and the writes that carry it out.
+"""Takeover of the files of one node: the files found, the plan, and the writes that carry it out.
 
-Both drivers keep `<plugins>/<driver>/checkpoint.json`. What is there says how far a takeover is:
+Both drivers keep `<plugins>/<driver>/checkpoint.json`. The files show the progress of a takeover:
 
 | `checkpoint.json` | `checkpoint.nvidia.json` | phase |
 |---|---|---|
@@ -9,7 +9,7 @@ Both drivers keep `<plugins>/<driver>/checkpoint.json`. What is there says how f
 | ours | NVIDIA's | taken over |
 | ours | none | ours from the beginning |
 
-`apply` writes two files: first `checkpoint.nvidia.json`, a copy of what was found, byte for byte; then our
+`apply` writes two files: first `checkpoint.nvidia.json`, a copy of the file found, byte for byte, then our
 `checkpoint.json` in its place. `back` replaces `checkpoint.json` by NVIDIA's, then deletes the kept file.
 Each write replaces a file whole and durably, so a crash leaves one of the phases, from which either
 direction may be called.
@@ -69,7 +69,7 @@ _NVIDIA_LOCKS = ("pu.lock", "cp.lock")
 
 
 class NodePlaces(NodeValue, frozen=True, kw_only=True):
-    """Where the files of a node are, and the boot that it is in."""
+    """The paths of a node's files, and the boot that it is in."""
 
     plugins: Path
     """kubelet's plugins directory."""
@@ -95,14 +95,14 @@ class Phase(StrEnum):
 
 
 class DriverPlan(NodeValue, frozen=True, kw_only=True):
-    """What is to be done for one driver. Nothing is to be done where `writes` is empty."""
+    """The actions for one driver. There are none if `writes` is empty."""
 
     driver: str
     phase: Phase
     claims: tuple[ClaimMove, ...] = ()
     notes: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
-    """What answers or works on this node, and must be stopped first."""
+    """Locks and sockets of a plugin on this node that must be stopped first."""
     writes: tuple[str, ...] = ()
     """Files that are written, in this order."""
 
@@ -123,12 +123,12 @@ class _Write(NodeValue, frozen=True, kw_only=True):
 
 
 def plan_takeover(places: NodePlaces, driver: str) -> DriverPlan:
-    """What `apply` would do. Raises `Refused` for a file that cannot be read."""
+    """The plan of `apply`. Raises `Refused` if a file cannot be read."""
     return _with_running(places, _takeover(places, driver)[0])
 
 
 def plan_way_back(places: NodePlaces, driver: str, release: Release | None = None) -> DriverPlan:
-    """What `back` would do. Raises `Refused` for a file that cannot be read."""
+    """The plan of `back`. Raises `Refused` if a file cannot be read."""
     return _with_running(places, _way_back(places, driver, release)[0])
 
 
@@ -248,7 +248,7 @@ def _cdi_notes(cdi: Path, driver: str, entries: Iterable[CheckpointEntry]) -> It
 
 
 def apply_takeover(places: NodePlaces, drivers: Sequence[str]) -> tuple[DriverPlan, ...]:
-    """Take `drivers` over; the plans that were carried out.
+    """Take `drivers` over. Returns the plans that were carried out.
 
     Before the first write it raises `StillRunning` while a plugin runs, and `Refused` for a blocked claim.
     """
@@ -261,9 +261,9 @@ def apply_takeover(places: NodePlaces, drivers: Sequence[str]) -> tuple[DriverPl
 def give_back(
     places: NodePlaces, drivers: Sequence[str], release: Release | None = None
 ) -> tuple[DriverPlan, ...]:
-    """Give `drivers` back to NVIDIA's; the plans that were carried out.
+    """Give `drivers` back to NVIDIA's. Returns the plans that were carried out.
 
-    Raises `Refused` before the first write where a plugin runs, a claim is blocked, or a driver has nothing
+    Raises `Refused` before the first write if a plugin runs, a claim is blocked, or a driver has nothing
     to go back to.
     """
     with ExitStack() as stack:
@@ -298,7 +298,7 @@ def _carry_out(plans: Sequence[tuple[DriverPlan, tuple[_Write, ...]]]) -> tuple[
 
 @contextmanager
 def _stopped(places: NodePlaces, driver: str) -> Iterator[None]:
-    """No plugin of either driver runs while the context is entered. Raises `StillRunning` where one does."""
+    """No plugin of either driver runs while the context is entered. Raises `StillRunning` if one does."""
     home = places.plugins / driver
     if not home.is_dir():
         yield
@@ -319,7 +319,7 @@ def _stopped(places: NodePlaces, driver: str) -> Iterator[None]:
 
 @contextmanager
 def _existing_lock(path: Path, driver: str) -> Iterator[None]:
-    """Hold the lock `path`, where there is such a file."""
+    """Hold the lock `path`, if there is such a file."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -338,7 +338,7 @@ def _existing_lock(path: Path, driver: str) -> Iterator[None]:
 
 
 def _running(places: NodePlaces, driver: str) -> Iterator[str]:
-    """What `_stopped` would refuse. Nothing is made or locked for longer than the look."""
+    """The reasons for which `_stopped` would refuse. Nothing is made, and no lock outlasts the check."""
     for name in ("plugin.lock", *_NVIDIA_LOCKS):
         path = places.plugins / driver / name
         if is_locked(path, driver):

@@ -5,20 +5,20 @@ Both of its plugins write `checkpoint.json` in one format, the parts in this ord
     {"checksum": N, "v1": {"preparedClaims": {UID: ...}},
      "v2": {"checksum": N, "preparedClaims": {UID: ...}, "nodeBootID": "..."}}
 
-`v1` holds the claims that are prepared. `v2` also holds those whose prepare has started or was aborted; it
-has their states and some of their names. Where both are there, v2 counts. Releases up to 25.3 write v1
+`v1` holds the claims that are prepared. `v2` also holds those whose prepare has started or was aborted. It
+has their states and some of their names. If both are there, v2 counts. Releases up to 25.3 write v1
 alone, those before 0.4 no nodeBootID.
 
-The first checksum covers the file without v2, the second one v2; each covers the JSON text that has 0 in
+The first checksum covers the file without v2, the second one v2. Each covers the JSON text that has 0 in
 place of this checksum. It is FNV-1a with 32 bits over the text in which Go's spew prints those bytes,
 `([]uint8)[123 34 ...]`.
 
 To check a file, the driver decodes it, encodes it again and takes the checksum of the result. So it accepts
-exactly what Go's encoder writes: members in the order of the fields, UIDs sorted, no space, and `<`, `>`
-and `&` escaped. What the driver wrote of a claim is therefore kept and written back as bytes.
+exactly the output of Go's encoder: members in the order of the fields, UIDs sorted, no space, and `<`, `>`
+and `&` escaped. So the driver's text of a claim is kept and written back as bytes.
 
-Source: NVIDIA's DRA driver for GPUs, releases 25.3 to 0.5 (cmd/*-kubelet-plugin/checkpoint*.go); Kubernetes
-(pkg/kubelet/checkpointmanager/checksum).
+Source: NVIDIA's DRA driver for GPUs, releases 25.3 to 0.5 (cmd/*-kubelet-plugin/checkpoint*.go), and
+Kubernetes (pkg/kubelet/checkpointmanager/checksum).
 """
 
 import re
@@ -53,19 +53,19 @@ def go_checksum(text: bytes) -> int:
 
 
 def go_json(value: object) -> bytes:
-    """`value` as Go's encoder writes it; members of dicts stay in their order."""
+    """`value` as Go's encoder writes it. Members of dicts stay in their order."""
     text = msgspec.json.encode(value).decode()
     return "".join(_ESCAPES.get(character, character) for character in text).encode()
 
 
-# What the file says.
+# The content of the file.
 
 
 class NvidiaDevice(NodeValue, frozen=True, kw_only=True):
     """One prepared device, as the driver reports it to kubelet."""
 
     kind: str
-    """`channel`, `daemon`, `gpu`, `mig` or `vfio`; the file may have others."""
+    """`channel`, `daemon`, `gpu`, `mig` or `vfio`. The file may have others."""
     requests: tuple[str, ...]
     pool: str
     device: str
@@ -74,11 +74,11 @@ class NvidiaDevice(NodeValue, frozen=True, kw_only=True):
     uuid: str = ""
     """Of the GPU or MIG device."""
     pci_address: str = ""
-    """Of a GPU for a virtual machine; releases up to 25.12 did not record it."""
+    """Of a GPU for a virtual machine. Releases up to 25.12 did not record it."""
 
 
 class NvidiaDeviceGroup(NodeValue, frozen=True, kw_only=True):
-    """Devices of a claim that have one configuration, and what was made for it."""
+    """Devices of a claim that have one configuration, and the objects that were made for it."""
 
     devices: tuple[NvidiaDevice, ...]
     config: Mapping[str, Any]
@@ -94,12 +94,12 @@ class NvidiaClaim(NodeValue, frozen=True, kw_only=True):
     groups: tuple[NvidiaDeviceGroup, ...]
     name: str = ""
     namespace: str = ""
-    """Name and namespace are empty where the driver did not record them."""
+    """Name and namespace are empty if the driver did not record them."""
     aborted_at: float | None = None
     """Seconds since the epoch."""
     v1: bytes = b""
     v2: bytes = b""
-    """The claim as it is in either part of the file; empty where it is not there."""
+    """The claim as it is in either part of the file. Empty if it is not there."""
 
     @property
     def devices(self) -> tuple[NvidiaDevice, ...]:
@@ -108,22 +108,22 @@ class NvidiaClaim(NodeValue, frozen=True, kw_only=True):
 
 
 class NvidiaCheckpoint(NodeValue, frozen=True, kw_only=True):
-    """The file: its parts, the boot that it is about, and the claims by UID."""
+    """The file: its parts, the boot that it belongs to, and the claims by UID."""
 
     has_v1: bool = True
     has_v2: bool = True
     boot_id: str = ""
-    """Empty where the release writes none."""
+    """Empty if the release writes none."""
     claims: Mapping[str, NvidiaClaim] = {}
 
 
 def is_nvidia_checkpoint(data: bytes) -> bool:
-    """Whether `data` begins as a checkpoint of NVIDIA's driver does, be it damaged further on."""
+    """Whether `data` begins as a checkpoint of NVIDIA's driver does, even if it is damaged further on."""
     return _BEGIN.match(data) is not None
 
 
 def decode_nvidia_checkpoint(data: bytes, path: Path) -> NvidiaCheckpoint:
-    """Read the file's bytes. Raises `Refused` naming what is wrong with `path` and what to do."""
+    """Read the file's bytes. Raises `Refused` with the fault of `path` and the remedy."""
     try:
         file = decode_json(data, path.name, _File)
         v1_text, v2_text = bytes(file.v1), bytes(file.v2)
@@ -146,7 +146,7 @@ def decode_nvidia_checkpoint(data: bytes, path: Path) -> NvidiaCheckpoint:
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """A part that is not known here is one of a newer format: nobody may act on the rest alone."""
+    """An unknown part belongs to a newer format: acting on the rest alone would be wrong."""
 
     checksum: int
     v1: msgspec.Raw = msgspec.Raw()
@@ -186,7 +186,7 @@ class _Group(msgspec.Struct, rename="camel"):
 
 
 class _Claim(msgspec.Struct, rename="camel"):
-    """Of either part; v1 has no state, since all its claims are prepared."""
+    """Of either part. v1 has no state, since all its claims are prepared."""
 
     checkpoint_state: PrepareState = PrepareState.COMPLETED
     status: msgspec.Raw = msgspec.Raw(b"{}")
@@ -271,13 +271,13 @@ def encode_nvidia_checkpoint(checkpoint: NvidiaCheckpoint) -> bytes:
 
 
 def _members(claims: Mapping[str, bytes]) -> bytes:
-    """`preparedClaims`, which Go leaves out where it is empty."""
+    """`preparedClaims`, which Go leaves out if it is empty."""
     written = [go_json(uid) + b":" + text for uid, text in claims.items() if text]
     return b'"preparedClaims":{' + b",".join(written) + b"}" if written else b""
 
 
 def with_texts(claim: NvidiaClaim, devices: bytes) -> NvidiaClaim:
-    """`claim` with the bytes that Go would write for it; `devices` is its preparedDevices, empty for none."""
+    """`claim` with the bytes that Go would write for it. `devices` is its preparedDevices, empty for none."""
     common = b'"status":' + claim.status + (b',"preparedDevices":' + devices if devices else b"")
     names = {"name": claim.name, "namespace": claim.namespace}
     named = b"".join(b"," + go_json(key) + b":" + go_json(name) for key, name in names.items() if name)
