@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rackloom.core.takeover.records import NicoInstance, NicoReading, SiteMachine, SiteReading
 
 RELEASED_STATUSES = frozenset({"Terminating", "Terminated"})
-"""Instances that are giving their machine back. All others keep it, whatever their power or health."""
+"""Instances that are giving their machine back. All others keep it, regardless of their power or health."""
 
 
 class MachineFinder:
