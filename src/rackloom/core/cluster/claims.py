@@ -1,4 +1,4 @@
-"""Claims: who holds one, and what it holds.
+"""Claims: the holder of each, and the devices that it holds.
 
 An allocated claim holds its GPUs and its IMEX channel on behalf of its holder: the owner of the pod for which
 it is reserved or was made. It holds them until the API server has deallocated it, also after its pod has
@@ -46,13 +46,13 @@ ClaimUser = str | tuple[str, str]
 
 
 def is_allocated(claim: JsonMapping) -> bool:
-    """Whether a claim has what it needs, which may be no device."""
+    """Whether a claim has the devices that it needs, which may be none."""
     status = claim.get("status")
     return isinstance(status, Mapping) and status.get("allocation") is not None
 
 
 def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult]:
-    """What claims have, as the allocator takes it."""
+    """The allocations of claims, as the allocator takes them."""
     written = ((claim.get("status") or {}).get("allocation") for claim in claims)
     return readable(filter(None, written), AllocationResult)
 
@@ -143,7 +143,7 @@ def claims_to_allocate(
 
 
 def is_imex_channel(driver: str, device: str) -> bool:
-    """Whether a device is the IMEX channel of its node, whose name is that of the pool."""
+    """Whether a device is the IMEX channel of its node, which has the name of the pool."""
     return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
 
 
@@ -289,7 +289,7 @@ class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     source: Literal["FromClass", "FromClaim"]
     requests: tuple[str, ...]
-    """Requests that it is for; none means all."""
+    """Requests that it is for. Empty means all."""
     parameters: Mapping[str, Any]
 
     def applies_to(self, result: AllocatedDevice) -> bool:
@@ -298,7 +298,7 @@ class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimConsumer(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may use a claim; `resource` is `pods` for a pod."""
+    """An object that may use a claim. `resource` is `pods` for a pod."""
 
     resource: str = ""
     name: str = ""
