@@ -189,7 +189,7 @@ def _same_nvlink(index: SnapshotIndex, findings: Findings) -> Decision:
     )
     apart = []
     for key, places in sorted(used.items()):
-        # In no partition is as bad as in two: such a GPU reaches none of the others.
+        # A GPU in no partition is as bad as one in two: it reaches none of the others.
         if len(set(places)) > 1 or any(partition is None for _, partition in places):
             names = {
                 f"{'no partition' if partition is None else f'partition {partition}'} of domain {domain}"

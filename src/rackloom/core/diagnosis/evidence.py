@@ -131,7 +131,7 @@ class HostEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """One host as its own files show it. None: that could not be read."""
 
     here: str
-    """Its name in findings: `node n1` where its cluster is known, else `host n1`."""
+    """Its name in findings: `node n1` if its cluster is known, else `host n1`."""
     driver_version: str | None
     runtime: str | None
     """Container runtime and version, as in a node's status: `containerd://2.0.1`."""

@@ -244,7 +244,7 @@ class SiteFacts(NamedTuple):
     drivers: tuple[str, ...]
     """Those that should publish devices of every node with a clique."""
     is_settled: bool = True
-    """Whether no GPU is recorded that left its machine: one may be listed in any part."""
+    """Whether no recorded GPU has left its machine: such a GPU may be listed in any part."""
     shared_pods: frozenset[str] = frozenset()
     """Pods, `namespace/name`, with devices in other parts as well."""
 

@@ -136,7 +136,7 @@ def _found(index: Mapping[K, V], names: Iterable[K]) -> tuple[V, ...]:
 
 
 class _TransferIndex:
-    """Transfers by the UUID of their GPU, or by node where the UUID is not known."""
+    """Transfers by the UUID of their GPU, or by node if the UUID is not known."""
 
     def __init__(self, transfers: Iterable[MeasuredTransfer]) -> None:
         self._found: Mapping[Hashable, list[MeasuredTransfer]] = grouped(
@@ -302,7 +302,7 @@ def _records_by_share(inputs: _ShareInputs) -> dict[GroupName, tuple[Any, ...]]:
 
 
 def _concatenated(runs: Iterable[tuple[GroupName, tuple[Any, ...]]]) -> dict[GroupName, tuple[Any, ...]]:
-    """The records of each name in the order of the snapshot: of contradicting records the first counts."""
+    """The records of each name in the order of the snapshot: the first of contradicting ones counts."""
     # Most names have one run. Keeping that very tuple makes the next comparison one of addresses.
     return {name: some[0] if len(some) == 1 else tuple(chain(*some)) for name, some in grouped(runs).items()}
 

@@ -53,7 +53,7 @@ class SnapshotIndex:
         self._names_of_node: dict[str, tuple[PartName, Mapping[DeviceId, str]]] = {}
 
     def can_see(self, layer: Layer) -> bool:
-        """Whether a layer was read: what is missing in it is then really missing."""
+        """Whether a layer was read, so that a record missing in it is really missing."""
         status = self.snapshot.layer(layer)
         return status is not None and status.unknown_since is None
 

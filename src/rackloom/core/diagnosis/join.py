@@ -354,7 +354,7 @@ def _gpu_chain(joined: JoinedGpu[GpuRecord], lookups: LayerLookups) -> GpuChain:
             device = record
     fabric = listed[0] if listed else None
     if len(listed) > 1:
-        # Of several domains that list it, that of its machine's record is trusted.
+        # If several domains list it, that of its machine's record is trusted.
         fabric = next((gpu for gpu in listed if gpu.domain in homes), fabric)
     partition = None
     if fabric is not None and fabric.partition is not None:

@@ -260,7 +260,7 @@ def _part_inputs(
     names: Memo[GroupName, _PartRecords, _PartNames],
 ) -> Iterator[tuple[GroupName, _PartInputs]]:
     domains = {}
-    # Checks of a part read of a domain whether its reading is fresh, and its policy. Times would make every
+    # Checks of a part read only a domain's policy and whether its reading is fresh. Times would make every
     # part differ with every reading.
     for domain in snapshot.domains:
         silent = None if domain.unknown_since is None else 0.0

@@ -108,7 +108,7 @@ def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str
         yield ""
         yield from _finding_lines(alike)
     yield ""
-    # Of the findings that are left out, the counts by check still show which kind of fault is everywhere.
+    # The counts by check still show a fault that is everywhere among the findings that are left out.
     if len(groups) > MOST_FINDINGS:
         cut = Counter(
             (finding.severity, finding.check) for alike in groups[MOST_FINDINGS:] for finding in alike

@@ -155,7 +155,7 @@ class NvlinkDomainRecord(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...] = ()
     observed_at: float | None = None
     unknown_since: float | None = None
-    """Since when its controllers do not answer, or contradict one another."""
+    """Time since which its controllers do not answer, or contradict one another."""
     problem: str = ""
     silent: tuple[SilentController, ...] = ()
     """Controllers that do not answer. The answer of any other controller of the domain is enough."""
@@ -256,9 +256,9 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reserved_for: str | None = None
     """The only tenant that may have it now."""
     reservation: str = ""
-    """For operators: for which organisation it is reserved, and until when."""
+    """For operators: the organisation that it is reserved for, and the end of the reservation."""
     missing_since: float | None = None
-    """Since when its controller lists no GPU of it."""
+    """Time since which its controller lists no GPU of it."""
     instance: str | None = None
     held_since: float | None = None
     """When the instance got the machine."""
@@ -340,7 +340,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rules: tuple[str, ...] = ()
     """The DeviceTaintRules that keep new pods away."""
     tainted_since: float | None = None
-    """When the first of the taints came that keep new pods away, seconds since the epoch."""
+    """When the first taint that keeps new pods away came, seconds since the epoch."""
 
     @property
     def device_id(self) -> DeviceId:
@@ -357,7 +357,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One allocated device: which claim has it, and which pods use the claim."""
+    """One allocated device, the claim that has it, and the pods that use the claim."""
 
     driver: str
     pool: str

@@ -108,7 +108,7 @@ def _title(finding: Finding, place: str) -> str:
     if finding.state is CheckState.UNKNOWN and finding.check not in _ALWAYS_UNKNOWN:
         clause = f"{title[:1].lower()}{title[1:]}" if title.startswith(_ARTICLES) else title
         title = f"unknown whether {clause}"
-    # A name is written in one form, also where a sentence begins.
+    # A name is written in one form, even at the start of a sentence.
     return title if place and title.startswith(place) else title[:1].upper() + title[1:]
 
 

@@ -1,6 +1,6 @@
 """Checks of nodes, ResourceSlices and allocated devices. Fixes name a place that a pod could go to.
 
-`check_nodes` reports nodes that are not ready or silent, and drivers that publish nothing of a node though
+`check_nodes` reports nodes that are not ready or silent, and drivers that publish nothing for a node although
 most nodes of cliques have them. `check_gone_nodes` reports slices left over from nodes that are gone.
 `check_devices` reports device taints that keep workloads away (NoSchedule, NoExecute), and allocated devices
 that are no longer published. The faults of devices are found part by part of a site (`device_faults`), their
@@ -13,7 +13,7 @@ comes first. CPUs and other pods are not considered.
 
 If every pod has a place, the fix deletes the pods. Otherwise the job stands still until the device is
 well, and the fix comes in this order: cordon the node, delete the pods, reset the GPU or restart the
-machine. A reset needs that no process has the GPU open, and a GPU that is off the bus comes back only
+machine. A reset requires that no process has the GPU open, and a GPU that is off the bus comes back only
 when the machine restarts.
 """
 
@@ -213,7 +213,7 @@ def _repair_in_place(device: DeviceRecord, use: DeviceUse, relocation: Relocatio
 
 
 def check_nodes(index: SnapshotIndex, expected: Collection[str]) -> Iterator[Finding]:
-    """Nodes that are not ready, or of which an expected driver publishes nothing."""
+    """Nodes that are not ready, or that an expected driver publishes nothing for."""
     published = {(pool.driver, pool.node) for pool in index.snapshot.pools}
     for node in index.snapshot.nodes:
         yield from _not_ready(node, index)
@@ -273,7 +273,7 @@ class DeviceFaults(NamedTuple):
     """Devices of a part of the site. Their fix depends on the free devices of the whole site."""
 
     tainted: tuple[tuple[DeviceRecord, DeviceUse | None], ...]
-    """Those that a taint keeps workloads off, each with its allocation."""
+    """Devices with a taint that keeps workloads off, each with its allocation."""
     unpublished: tuple[DeviceUse, ...]
     """Allocations of devices that this part does not publish."""
 
@@ -310,7 +310,7 @@ def _tainted_device(
     whose = ["its plugin"] * bool(published) + [f"DeviceTaintRule {rule}" for rule in rules]
     keep = "keeps" if len(whose) == 1 else "keep"
     held = "nobody has it" if use is None else f"claim {use.claim} has it"
-    # A rule is meant: what has the device goes on, or is evicted as the administrator wants.
+    # A rule is intended: pods with the device go on, or are evicted as the administrator wants.
     is_meant = use is None or not published
     return fails(
         Check.DEVICE_TAINT,

@@ -76,7 +76,7 @@ def check_controllers(index: SnapshotIndex) -> Iterator[Finding]:
     if index.can_see(Layer.FABRIC):
         for domain in index.snapshot.domains:
             yield from _away_controllers(domain, index.snapshot.at)
-        # Of a controller that never answered, the chassis is known and the domain is not.
+        # The chassis of a controller that never answered is known, but its domain is not.
         controlled = {serial for domain in index.snapshot.domains for serial in domain.chassis}
         without = grouped(
             (tray.domain, tray)

@@ -37,14 +37,14 @@ from rackloom.topology.affinity import Cell, own_nics
 from rackloom.topology.machine import HostReading, Machine, NetDevice, Nic, RdmaDevice, numa_of
 from rackloom.topology.nics import data_rdma
 
-# Which node of the cluster a host is.
+# The cluster node of a host.
 
 
 class HostIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A host as findings name it, and its devices in the cluster."""
 
     name: str
-    """`node n1` where its cluster is known, else `host n1`."""
+    """`node n1` if its cluster is known, else `host n1`."""
     node: str | None = None
     devices: Mapping[str, Sequence[DeviceRecord]] = msgspec.field(default_factory=dict)
     """Its GPUs and NICs in the cluster, by PCI address: several drivers may publish one."""

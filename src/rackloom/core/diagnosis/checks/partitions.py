@@ -49,7 +49,7 @@ _READY = "Ready"
 
 
 def check_partitions(index: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about partitions that domains list which can be read."""
+    """All findings about the partitions of readable domains."""
     # A GPU that several partitions list is a member of each of them.
     members = grouped(
         ((gpu.domain, number), chain)
@@ -214,11 +214,11 @@ def _several_partitions(chain: GpuChain, index: SnapshotIndex) -> Iterator[Findi
 
 
 MisplacedGpu = tuple[InstanceGpuRecord, GpuChain | None]
-"""A requested GPU that is not where it was requested, and the GPU through all layers."""
+"""A requested GPU that is not in its requested partition, and the GPU through all layers."""
 
 
 def misplaced_gpus(index: SnapshotIndex) -> tuple[MisplacedGpu, ...]:
-    """The requested GPUs that are not where they were requested."""
+    """The requested GPUs that are not in their requested partition."""
     chains = {
         (chain.machine.id, _module_of(chain)): chain for chain in index.chains if chain.machine is not None
     }
