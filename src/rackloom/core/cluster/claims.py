@@ -70,10 +70,10 @@ def held_devices(claim: JsonMapping) -> "Iterator[AllocatedDevice]":
 
 
 def unready_devices(claim: JsonMapping) -> Iterator[tuple[str, Condition]]:
-    """Devices of a claim of which their driver reports that they cannot be used, or may not be usable soon.
+    """Devices of a claim that their driver reports as unusable, or as perhaps unusable soon.
 
-    A driver repeats one cause in several conditions, and it counts once. Drivers agree on no types of
-    conditions but on those that end in Ready.
+    A driver repeats one cause in several conditions, and it counts once. The only types of conditions that
+    drivers agree on end in Ready.
     """
     for device in (claim.get("status") or {}).get("devices") or ():
         not_ready = (
@@ -119,7 +119,7 @@ def claim_holds(
         if device.admin_access:
             continue
         if device.driver == driver:
-            # A device that is published no more is still held. Drivers name the pool like the node.
+            # A device that is no longer published is still held. Drivers name the pool like the node.
             known = published.get(key) or PublishedDevice(device.pool, "/".join(key), is_whole=True)
             gpus[known.node].add(known.gpu)
         elif is_imex_channel(device.driver, device.device):
@@ -192,7 +192,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
         return ResourceClaim(metadata=ObjectMeta(name=name), spec=spec)
 
     def _wanted(self) -> Iterator[JsonMapping]:
-        """Of several alternatives, the first."""
+        """The first of several alternatives."""
         for request in (self.spec.get("devices") or {}).get("requests") or ():
             alternatives: Sequence[JsonMapping] = request.get("firstAvailable") or ({},)
             yield request.get("exactly") or alternatives[0]
@@ -313,7 +313,7 @@ class AllocatedClaim(msgspec.Struct, frozen=True, kw_only=True):
     configs: tuple[OpaqueConfig, ...]
     """In order of precedence: a later one wins."""
     fingerprint: str
-    """Changes with the allocation and with who may use it."""
+    """Changes with the allocation and with its consumers."""
     of_pod: str | None = None
     """The pod for which it was made from a template, or None for a claim that a user created."""
     consumers: tuple[ClaimConsumer, ...] = ()

@@ -182,7 +182,7 @@ class TimeSliceInterval(StrEnum):
 
 
 class VfioBackendPolicy(StrEnum):
-    """Which of VFIO's interfaces a passed-through GPU is given by."""
+    """The VFIO interface that a passed-through GPU is given by."""
 
     LEGACY_ONLY = "LegacyOnly"
     PREFER_IOMMUFD = "PreferIommuFD"

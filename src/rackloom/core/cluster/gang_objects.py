@@ -90,7 +90,7 @@ RANK_LABELS = (
     "leaderworkerset.sigs.k8s.io/worker-index",
     "apps.kubernetes.io/pod-index",
 )
-"""Keys of the rank of a pod, set by controllers. Neighbours in rank become neighbours in the plan."""
+"""Labels with the rank of a pod, by controller. Neighbours in rank become neighbours in the plan."""
 WARNING_REASONS = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
 """Reasons of conditions of a GangPlan that need attention. The others report progress."""
 DEFAULT_GROUP = "member"
@@ -373,7 +373,7 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def job(self) -> OwnerReference | None:
-        """Its owner where that is a Job."""
+        """Its owner if that is a Job."""
         return self.owner if self.owner is not None and self.owner.is_of(JOB) else None
 
     @property

@@ -177,7 +177,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
 
 
 def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> PodObject:
-    """The pod template of a group, with its spec under that name. Refused where there is none."""
+    """The pod template of a group, with its spec under that name. Raises Refused if there is none."""
     template, at = value_at(value, group.template), ".".join(map(str, group.template))
     if group.spec_key != "spec" and isinstance(template, Mapping):
         template, at = {"spec": template.get(group.spec_key)}, f"{at}.{group.spec_key}"
@@ -276,7 +276,7 @@ class PriorityClasses:
         self._are_all_known = are_all_known
         for klass in classes:
             self._add(klass.name, klass)
-            # Of several defaults the API server takes the lowest.
+            # The API server takes the lowest of several defaults.
             if klass.is_default and klass.value <= self.values.get(DEFAULT_CLASS, klass.value):
                 self._add(DEFAULT_CLASS, klass)
 

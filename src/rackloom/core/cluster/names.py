@@ -127,7 +127,7 @@ def imex_authority_name(compute_domain_uid: str) -> str:
 
 
 def imex_peer_name(compute_domain_uid: str) -> str:
-    """The DNS name in that certificate: who shows it belongs to this ComputeDomain's IMEX domain."""
+    """The DNS name in that certificate: a peer with it belongs to this ComputeDomain's IMEX domain."""
     return f"imex-{compute_domain_uid}"
 
 
@@ -223,7 +223,7 @@ class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
     gpu_driver: str = "gpu.nvidia.com"
     gang: str = "rackloom.dev/gang"
     movable: str = "rackloom.dev/movable"
-    """On pods: "true" where the job may be restarted elsewhere."""
+    """On pods: "true" if the job may be restarted elsewhere."""
     topology: str = "nvlink"
     """Name of the Topology object of Kueue and of KAI."""
     queue: str = "default"

@@ -308,7 +308,7 @@ def closed_reasons(node: NodeObject, tolerations: tuple[Toleration, ...] | None)
 
 
 def closing_taints(node: NodeObject, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
-    """The taints that close a node, in words, but for those that repeat a state that has a word."""
+    """The taints that close a node, in words, except those that repeat a state that has a word."""
     for taint in blocking_taints(node, tolerations):
         if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS):
             yield f"taint {taint}"

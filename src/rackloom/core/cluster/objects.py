@@ -76,7 +76,7 @@ DEVICE_TAINT_RULES = tuple(
     ResourceKind("resource.k8s.io", version, "DeviceTaintRule", "devicetaintrules", namespaced=False)
     for version in ("v1", "v1beta2", "v1alpha3")
 )
-"""A server serves them in some of these versions, or not at all: 1.37 in the first, 1.36 in the second where
+"""A server serves them in some of these versions, or not at all: 1.37 in the first, 1.36 in the second if
 that is switched on. Each version that it serves has all of its rules."""
 CRD = ResourceKind(
     "apiextensions.k8s.io",
@@ -209,7 +209,7 @@ def not_ready_since(node: JsonMapping) -> float | None:
 
 
 Indexer = Callable[[Object], Iterable[str]]
-"""Under which values an object is to be found."""
+"""The values under which an object is found."""
 
 
 def index_by_label(label: str) -> Indexer:
@@ -285,7 +285,7 @@ class PatchObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeleteObject(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask for the deletion of one object, not of another that took its name."""
+    """Request the deletion of one object, not of another that took its name."""
 
     kind: ResourceKind
     namespace: str | None
@@ -392,7 +392,7 @@ def title_in_file(obj: JsonMapping) -> str:
 
 
 def uid_of(obj: JsonMapping) -> str:
-    """The UID of an object. No other object ever has it, also none of the same name."""
+    """The UID of an object. No other object ever has it, not even one of the same name."""
     return str(_metadata(obj).get("uid") or "")
 
 

@@ -226,7 +226,7 @@ class PreferredNodes(ApiStruct, frozen=True, kw_only=True):
 
 
 class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
-    """Which nodes."""
+    """The nodes that a pod must or should go to."""
 
     required: Mapping[str, Any] | None = msgspec.field(default=None, name=REQUIRED)
     """`RequiredNodes` as written: a rule with a field that is not known here is no weaker rule."""
@@ -265,7 +265,7 @@ class PreferredPods(ApiStruct, frozen=True, kw_only=True):
 
 
 class PodAffinity(ApiStruct, frozen=True, kw_only=True):
-    """Near which pods."""
+    """The pods that a pod must or should be near to."""
 
     required: tuple[PodAffinityTerm, ...] | None = msgspec.field(default=None, name=REQUIRED)
     preferred: tuple[PreferredPods, ...] | None = msgspec.field(
@@ -355,7 +355,7 @@ class PodMetadata(ApiStruct, frozen=True, kw_only=True):
 
 
 class ResourceMapping(ApiStruct, frozen=True):
-    """Which extended resource a request of the scheduler's own claim serves."""
+    """The extended resource that a request of the scheduler's own claim serves."""
 
     resource_name: str = ""
 
@@ -560,7 +560,7 @@ def is_bound_pod(pod: PodObject) -> bool:
 def is_resource_claimed(pod: PodObject, resource: str) -> bool:
     """Whether the scheduler's own claim serves an extended resource of a pod (KEP-5004).
 
-    The devices of that claim are then the pod's: what its containers count is no further demand.
+    The devices of that claim are then the pod's: the counts of its containers are no further demand.
     """
     served = pod.status.extended_resource_claim_status.request_mappings
     return any(mapping.resource_name == resource for mapping in served)
@@ -588,7 +588,7 @@ def accepted_at(pod: JsonMapping) -> float | None:
 
 
 def runs_imex_daemon(pod: JsonMapping) -> bool:
-    """Whether a pod has the container of an IMEX daemon. Anybody may name a container so."""
+    """Whether a pod has the container of an IMEX daemon. Any pod may have a container of this name."""
     containers = (pod.get("spec") or {}).get("containers") or ()
     return any(container.get("name") == DAEMON_CONTAINER for container in containers)
 

@@ -338,7 +338,7 @@ def read_state(
     slices: Iterable[JsonMapping] = (),
     labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
 ) -> ClusterState:
-    """The facts of the objects. It refuses nothing: what cannot be read is named."""
+    """The facts of the objects. It refuses nothing: objects that cannot be read are named."""
     return ClusterReader(labels).read(
         {RESOURCE_SLICE: slices, NODE: nodes, POD: pods, RESOURCE_CLAIM: claims}
     )

@@ -392,7 +392,7 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     """Counted GPUs: the effective request of its containers."""
     templates: tuple[str, ...]
-    """ResourceClaimTemplates of which it gets a claim each."""
+    """ResourceClaimTemplates that each give it a claim."""
     claims: tuple[str, ...]
     """ResourceClaims that it names."""
     rule: NodeRule

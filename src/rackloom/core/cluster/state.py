@@ -39,7 +39,7 @@ class TrayHold(msgspec.Struct, frozen=True, kw_only=True):
     kept_off: frozenset[str] = frozenset()
     """Trays that it may not use when it moves: labels of nodes, taints, and pods that it is never beside."""
     apart: frozenset[str] = frozenset()
-    """Owners, perhaps its own, with which it is on no tray wherever they move."""
+    """Owners, perhaps its own, that it never shares a tray with, wherever they move."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):

@@ -278,7 +278,7 @@ def without_foreign_names(holds: Iterable[TrayHold], viewer: str | None) -> tupl
 
 
 AvoidedTrays = Mapping[str, Mapping[str, str]]
-"""By group: nodes from which pods of other jobs keep it, and which."""
+"""By group: nodes that pods of other jobs keep it off, with the reason."""
 
 
 def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:

@@ -100,7 +100,7 @@ def checked_name(name: object, what: str) -> str:
 
 
 def check_members(group: str, members: object, others: int) -> None:
-    """Refused for a number of members that no job of `others` members more can have."""
+    """Raises Refused for more members than a job with `others` other members can have."""
     if not isinstance(members, int) or members < 1:
         raise Refused(f"{group} has {members!r} members", nearest_fix="ask for a whole number from 1")
     if others + members > MAX_JOB_MEMBERS:
