@@ -1,6 +1,6 @@
-"""Which machine of our site a machine of NICo is: by its place, its id, and the GUIDs of its GPUs.
+"""The machine of our site that a machine of NICo is, by its place, its id, and the GUIDs of its GPUs.
 
-All evidence must name the same machine. Where it names none or several, the instance is not imported.
+All evidence must name the same machine. If it names none or several, the instance is not imported.
 """
 
 from collections.abc import Iterable

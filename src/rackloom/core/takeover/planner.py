@@ -126,7 +126,7 @@ class _Planner:
         self._machines = MachineFinder(nico, site)
         self._busy = {machine.id for machine in site.machines if machine.instance is not None}
         self._wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-        """(logical partition, domain) -> GUIDs that instances here want, those of the plan too."""
+        """(logical partition, domain) -> GUIDs that instances here want, including those of the plan."""
 
     def plan(self) -> None:
         """Collect everything."""
@@ -334,7 +334,7 @@ class _Planner:
                 self.steps.append(step)
 
     def _machines_used_by_nico(self) -> dict[str, str]:
-        """Machine id to why it is not free, as far as NICo shows."""
+        """Machine id -> the reason why it is not free, as far as NICo shows."""
         reasons: dict[str, str] = {}
         for known in self._nico.instances:
             for machine in self._machines.candidates_of_instance(known):

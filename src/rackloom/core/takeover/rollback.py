@@ -75,7 +75,7 @@ def rollback_obstacles(plan: TakeoverPlan, site: SiteReading) -> list[str]:
 def _joined_since(
     step: CreateInstance, instance: SiteInstance, imported: Collection[str], site: SiteReading
 ) -> list[str]:
-    """The names of the logical partitions that neither the import made nor the instance had at the import."""
+    """Names of logical partitions that the import did not make and the instance did not have then."""
     planned = {interface.logical_partition for interface in step.interfaces}
     joined = set(instance.interfaces.values()) - planned - set(imported)
     names = {record.id: record.name for record in site.logical_partitions}

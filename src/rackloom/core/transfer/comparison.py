@@ -62,7 +62,7 @@ class ArmComparison(msgspec.Struct, frozen=True):
 
 
 def compare_records(before: TransferRecord, after: TransferRecord) -> tuple[ArmComparison, ...]:
-    """The arms of A and B by name, alone and together apart.
+    """The arms of A and B by name. Arms alone and arms together are compared separately.
 
     Raises:
         Refused: they did not measure the same thing, or have no arm in common.

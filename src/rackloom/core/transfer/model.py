@@ -46,7 +46,7 @@ class ModelledPair(msgspec.Struct, frozen=True, kw_only=True):
     path_class: PathClass
     line_rate_gigabits: int | None
     own: bool
-    """Whether it is the NIC that is this GPU's by its wiring."""
+    """Whether the wiring makes it this GPU's own NIC."""
     alone: RateRange | None
     """None: the NIC's line rate is not known."""
     together: RateRange | None

@@ -1,4 +1,4 @@
-"""Which NIC each GPU is driven through, and on which processors its ends run.
+"""The choice of a NIC for each GPU, and of the processors for its ends.
 
 `pair_up` gives each GPU its own NIC: as few pairs as possible of the farthest PCIe path class, then
 of the next nearer, and so on. It is a minimum-cost bipartite matching by successive shortest augmenting
@@ -82,7 +82,7 @@ def device_indices(
 
 
 def describe_pair(machine: Machine | None, device: str, address: str | None, nic: str) -> GpuNicPair:
-    """A pair that the user chose, with its path classes if known; `address` is that of `device`."""
+    """A pair that the user chose, with its path classes if known. `address` is that of `device`."""
     gpus, nics = ((), ()) if machine is None else (machine.gpus, machine.nics)
     gpu = next((gpu for gpu in gpus if address and gpu.pci_address == address), None)
     found = next((known for known in nics if nic.split(":", 1)[0] in _nic_names(known)), None)

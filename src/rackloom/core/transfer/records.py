@@ -28,7 +28,7 @@ _NCCL_OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)")
 
 
 class ToolFigure(msgspec.Struct, frozen=True):
-    """One number of another tool, with its matrix where it has one."""
+    """One number of another tool, with its matrix if it has one."""
 
     name: str
     value: float

@@ -6,7 +6,7 @@ observations of the ends. `TransferReport`, `Arm` and `AlignmentReport` are the 
 of one placement, and all placements of one call.
 
 The first sixteen fields of a `TransferReport` are those of the RESULT line of the nixl-kv-transfer
-example, in its order. Everything after them is ours and only ever added to. Units are seconds, bytes and
+example, in its order. All later fields are ours, and fields are only ever added. Units are seconds, bytes and
 decimal GB/s throughout. Line rates are in Gb/s.
 """
 
@@ -328,5 +328,5 @@ class AlignmentReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """All arms there are."""
+        """All arms."""
         return (*(arm for arm in (self.aligned, self.unaligned, self.plain) if arm), *self.pairs)
