@@ -2,13 +2,14 @@
 
 - `objects`: kinds, times, the facts that any object has, and writes as values. `names`: the names of drivers
   and schedulers.
-- `pods`: the one declaration of a pod, and its owner. `scheduling`: what a pod asks of its node.
+- `pods`: the one declaration of a pod, and its owner. `scheduling`: the node requirements of a pod.
 - `nodes`: open or closed and why, GPUs by each way to get them, the clique.
 - `domain_objects`: ComputeDomains, cliques, IMEX daemons, claims of channels. `device_configs`: configs of
   drivers in claims.
-- `workload_kinds` and `jobs`: the pods that an object of any kind will have, and which belong together.
+- `workload_kinds` and `jobs`: the pods that an object of any kind will have, and the pods that belong
+  together.
 - `state`: one reading of a cluster, with each object that cannot be read. `reader` makes it, and follows a
-  cluster. `trays`: from it the site.
+  cluster. `trays`: the site made from it.
 - `gang_objects`, `gang_owners`, `kueue_objects`: gangs and their Jobs, Workloads of Kueue.
 - `devices`: the published devices. `projection`: the fields that a cache keeps.
 

@@ -1,4 +1,4 @@
-"""Claims: who holds one, and what it holds.
+"""Claims: the holder of each, and the devices that it holds.
 
 An allocated claim holds its GPUs and its IMEX channel on behalf of its holder: the owner of the pod for which
 it is reserved or was made. It holds them until the API server has deallocated it, also after its pod has
@@ -46,13 +46,13 @@ ClaimUser = str | tuple[str, str]
 
 
 def is_allocated(claim: JsonMapping) -> bool:
-    """Whether a claim has what it needs, which may be no device."""
+    """Whether a claim has the devices that it needs, which may be none."""
     status = claim.get("status")
     return isinstance(status, Mapping) and status.get("allocation") is not None
 
 
 def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult]:
-    """What claims have, as the allocator takes it."""
+    """The allocations of claims, as the allocator takes them."""
     written = ((claim.get("status") or {}).get("allocation") for claim in claims)
     return readable(filter(None, written), AllocationResult)
 
@@ -70,10 +70,10 @@ def held_devices(claim: JsonMapping) -> "Iterator[AllocatedDevice]":
 
 
 def unready_devices(claim: JsonMapping) -> Iterator[tuple[str, Condition]]:
-    """Devices of a claim of which their driver reports that they cannot be used, or may not be usable soon.
+    """Devices of a claim that their driver reports as unusable, or as perhaps unusable soon.
 
-    A driver repeats one cause in several conditions, and it counts once. Drivers agree on no types of
-    conditions but on those that end in Ready.
+    A driver repeats one cause in several conditions, and it counts once. The only types of conditions that
+    drivers agree on end in Ready.
     """
     for device in (claim.get("status") or {}).get("devices") or ():
         not_ready = (
@@ -119,7 +119,7 @@ def claim_holds(
         if device.admin_access:
             continue
         if device.driver == driver:
-            # A device that is published no more is still held. Drivers name the pool like the node.
+            # A device that is no longer published is still held. Drivers name the pool like the node.
             known = published.get(key) or PublishedDevice(device.pool, "/".join(key), is_whole=True)
             gpus[known.node].add(known.gpu)
         elif is_imex_channel(device.driver, device.device):
@@ -143,7 +143,7 @@ def claims_to_allocate(
 
 
 def is_imex_channel(driver: str, device: str) -> bool:
-    """Whether a device is the IMEX channel of its node, whose name is that of the pool."""
+    """Whether a device is the IMEX channel of its node, which has the name of the pool."""
     return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
 
 
@@ -192,7 +192,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
         return ResourceClaim(metadata=ObjectMeta(name=name), spec=spec)
 
     def _wanted(self) -> Iterator[JsonMapping]:
-        """Of several alternatives, the first."""
+        """The first of several alternatives."""
         for request in (self.spec.get("devices") or {}).get("requests") or ():
             alternatives: Sequence[JsonMapping] = request.get("firstAvailable") or ({},)
             yield request.get("exactly") or alternatives[0]
@@ -289,7 +289,7 @@ class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     source: Literal["FromClass", "FromClaim"]
     requests: tuple[str, ...]
-    """Requests that it is for; none means all."""
+    """Requests that it is for. Empty means all."""
     parameters: Mapping[str, Any]
 
     def applies_to(self, result: AllocatedDevice) -> bool:
@@ -298,7 +298,7 @@ class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimConsumer(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may use a claim; `resource` is `pods` for a pod."""
+    """An object that may use a claim. `resource` is `pods` for a pod."""
 
     resource: str = ""
     name: str = ""
@@ -313,7 +313,7 @@ class AllocatedClaim(msgspec.Struct, frozen=True, kw_only=True):
     configs: tuple[OpaqueConfig, ...]
     """In order of precedence: a later one wins."""
     fingerprint: str
-    """Changes with the allocation and with who may use it."""
+    """Changes with the allocation and with its consumers."""
     of_pod: str | None = None
     """The pod for which it was made from a template, or None for a claim that a user created."""
     consumers: tuple[ClaimConsumer, ...] = ()

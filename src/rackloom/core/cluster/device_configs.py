@@ -1,16 +1,16 @@
 """Opaque device configs of the IMEX driver and the GPU driver: decoding and rules.
 
 A config is the `opaque.parameters` of a ResourceClaim. User input is decoded strictly: an unknown kind or
-field raises Refused with the field and the change that helps, and all problems of a config are reported
-at once. What a checkpoint or an older release wrote is decoded leniently
-(`decode_imex_config_leniently`), so that an upgrade or a downgrade strands no claim.
+field raises Refused with the field and the change that helps, and all problems of a config are reported at
+once. Configs from a checkpoint or an older release are decoded leniently (`decode_imex_config_leniently`), so
+that an upgrade or a downgrade strands no claim.
 
 - `compute-domain.nvidia.com`: ComputeDomainChannelConfig (IMEX channels of a ComputeDomain, one or all)
   and ComputeDomainDaemonConfig (its IMEX daemon).
 - `gpu.nvidia.com`: GpuConfig and MigDeviceConfig (time slicing or MPS), and VfioDeviceConfig. Settings of
   a sharing strategy are refused with another strategy.
 
-`pinned_memory_limits` computes the limits that the MPS daemon takes, in whole mebibytes rounded down; an
+`pinned_memory_limits` computes the limits that the MPS daemon takes, in whole mebibytes rounded down. An
 entry for one device, by UUID or by index in the claim, overrides the default. Source:
 `resource.nvidia.com/v1beta1` of NVIDIA's DRA driver for GPUs, version 0.5.
 """
@@ -92,7 +92,7 @@ _MODES = frozenset({"", *AllocationMode})
 
 
 def decode_imex_config(parameters: Mapping[str, Any]) -> ImexConfig:
-    """Decode user input. Raises Refused, whose reason names the field and whose fix says what to change."""
+    """Decode user input. Raises Refused, with the field in its reason and the change in its fix."""
     kind = _known_kind(parameters)
     if unknown := sorted(set(parameters) - _FIELDS_BY_KIND[kind]):
         raise Refused(
@@ -112,9 +112,9 @@ def decode_imex_config(parameters: Mapping[str, Any]) -> ImexConfig:
 
 
 def decode_imex_config_leniently(parameters: Mapping[str, Any]) -> ImexConfig:
-    """Decode what was accepted before: unknown fields are ignored, any mode but All is Single.
+    """Decode a config that was accepted before: unknown fields are ignored, any mode but All is Single.
 
-    Raises Refused only when the kind or the domain cannot be told.
+    Raises Refused only if the kind or the domain cannot be determined.
     """
     kind = _known_kind(parameters)
     known = {name: value for name, value in parameters.items() if name in _FIELDS_BY_KIND[kind]}
@@ -182,7 +182,7 @@ class TimeSliceInterval(StrEnum):
 
 
 class VfioBackendPolicy(StrEnum):
-    """Which of VFIO's interfaces a passed-through GPU is given by."""
+    """The VFIO interface that a passed-through GPU is given by."""
 
     LEGACY_ONLY = "LegacyOnly"
     PREFER_IOMMUFD = "PreferIommuFD"
@@ -195,7 +195,7 @@ class TimeSlicingConfig(ConfigValue, frozen=True, kw_only=True):
 
 
 class MpsConfig(ConfigValue, frozen=True, kw_only=True):
-    """What each client of a Multi-Process Service daemon may use by default."""
+    """The default limits of each client of a Multi-Process Service daemon."""
 
     default_active_thread_percentage: int | None = None
     default_pinned_device_memory_limit: str | None = None
@@ -212,7 +212,7 @@ class GpuSharing(ConfigValue, frozen=True, kw_only=True):
 
 
 class MigSharing(ConfigValue, frozen=True, kw_only=True):
-    """As for a GPU; a MIG device has no time slices of its own, so TimeSlicing changes nothing there."""
+    """As for a GPU. A MIG device has no separate time slices, so TimeSlicing changes nothing there."""
 
     strategy: SharingStrategy
     mps_config: MpsConfig | None = None
@@ -252,7 +252,7 @@ _TYPE_BY_KIND: dict[str, type[GpuDeviceConfig]] = {
 
 
 def decode_gpu_config(parameters: Mapping[str, Any]) -> GpuDeviceConfig:
-    """Read and check what a claim says for driver `gpu.nvidia.com`. Raises Refused."""
+    """Read and check a claim's config for driver `gpu.nvidia.com`. Raises Refused."""
     version, kind = parameters.get("apiVersion"), parameters.get("kind")
     if version != GPU_CONFIG_API_VERSION:
         raise Refused(f"config: apiVersion is {version!r}", nearest_fix=f"use {GPU_CONFIG_API_VERSION}")
@@ -265,7 +265,7 @@ def decode_gpu_config(parameters: Mapping[str, Any]) -> GpuDeviceConfig:
 
 
 def pinned_memory_limits(mps: MpsConfig, uuids: Sequence[str]) -> dict[str, str]:
-    """Each GPU's limit as the MPS daemon takes it, `"953M"`; `uuids` are the claim's GPUs in order.
+    """Each GPU's limit as the MPS daemon takes it, `"953M"`. `uuids` are the claim's GPUs in order.
 
     An entry for one device, by UUID or by index in the claim, overrides the default. Raises Refused.
     """
@@ -306,7 +306,7 @@ def _mps_problems(mps: MpsConfig) -> Iterator[str]:
 
 
 def _mebibytes(amount: str) -> str:
-    """A quantity in the daemon's whole mebibytes, rounded down; what rounds to none is refused."""
+    """A quantity in the daemon's whole mebibytes, rounded down. Raises Refused if it rounds to zero."""
     try:
         size = Quantity.parse(amount)
     except ValueError as error:

@@ -223,7 +223,7 @@ class ComputeDomainClique(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_clique(obj: JsonMapping) -> ComputeDomainClique:
-    """Read a ComputeDomainClique. Its labels name the domain and the clique; without them, its name does."""
+    """Read a ComputeDomainClique. Its labels name the domain and the clique, or else its name does."""
     labels = labels_of(obj)
     uid, _, clique_id = name_of(obj).partition(".")
     return ComputeDomainClique(
@@ -347,7 +347,7 @@ def read_channel_claim(obj: JsonMapping) -> ChannelClaim | None:
 
 
 def claimed_domain_uid(claim: JsonMapping) -> str | None:
-    """UID of the ComputeDomain whose channel a claim requests, or None if it requests none."""
+    """UID of the ComputeDomain that a claim requests a channel of, or None if it requests none."""
     for entry in ((claim.get("spec") or {}).get("devices") or {}).get("config") or ():
         opaque = entry.get("opaque") or {}
         if opaque.get("driver") == names.IMEX_DRIVER:

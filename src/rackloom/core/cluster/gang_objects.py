@@ -11,7 +11,7 @@ A `GangMember` is one pod: its gates, the tray for which it was ungated, whether
 within its group (the completion or replica index that its controller wrote). Its rules for nodes and for
 other pods are decoded once, when a decision first needs them.
 
-A node is reserved for a gang by a NoSchedule taint, whose value is the UID of the GangPlan (`TrayNode`).
+A node is reserved for a gang by a NoSchedule taint with the UID of the GangPlan as value (`TrayNode`).
 Jobs and MPIJobs, which own the pods, are in `core.cluster.gang_owners`.
 """
 
@@ -69,17 +69,17 @@ from rackloom.errors import Refused
 
 
 GANG_GATE = GANG_LABEL
-"""The scheduling gate of a pod whose gang is not placed yet."""
+"""The scheduling gate of a pod in a gang that is not placed yet."""
 GANG_TAINT = GANG_LABEL
-"""On reserved trays, effect NoSchedule; its value is the UID of the GangPlan."""
+"""On reserved trays, with effect NoSchedule. Its value is the UID of the GangPlan."""
 GANG_FINALIZER = GANG_LABEL
 """On a GangPlan while trays may be reserved for it."""
 GROUP_LABEL = "rackloom.dev/gang-group"
 """On pods of gangs with several groups: the group of the pod."""
 SEGMENT_ANNOTATION = "rackloom.dev/gang-segment"
-"""The number of members of a group that share a clique; without it the whole gang shares one."""
+"""The number of members of a group that share a clique. Without it the whole gang shares one."""
 SPARES_ANNOTATION = "rackloom.dev/gang-spares"
-"""The number of trays to reserve in each clique for members whose tray is lost."""
+"""The number of trays to reserve in each clique for members that lose their tray."""
 TRAY_ANNOTATION = "rackloom.dev/gang-tray"
 """On a pod that was ungated: the node that it is pinned to."""
 RELEASED_ANNOTATION = "rackloom.dev/gang-released"
@@ -90,7 +90,7 @@ RANK_LABELS = (
     "leaderworkerset.sigs.k8s.io/worker-index",
     "apps.kubernetes.io/pod-index",
 )
-"""Where controllers write the rank of a pod. Neighbours in rank become neighbours in the plan."""
+"""Labels with the rank of a pod, by controller. Neighbours in rank become neighbours in the plan."""
 WARNING_REASONS = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
 """Reasons of conditions of a GangPlan that need attention. The others report progress."""
 DEFAULT_GROUP = "member"
@@ -131,7 +131,7 @@ _GANG_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MOST_MEMBERS = 4096
 """Members of a group: far above any rack, and small enough for one plan object."""
 SPARES_OF_ANY_GANG = 4
-"""Spare trays per clique that any gang may keep; a larger gang may keep as many as it has members."""
+"""Spare trays per clique that any gang may keep. A larger gang may keep as many as it has members."""
 SIZE_EXAMPLE = f"write annotation {SIZE_ANNOTATION} as 18, or as launcher=1,worker=18"
 
 
@@ -145,7 +145,7 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_gang_spec(annotations: Mapping[str, str]) -> GangSpec:
-    """Read the annotations of a pod. Raises Refused, with what to write instead."""
+    """Read the annotations of a pod. Raises Refused, with the right form."""
     segment, spares = annotations.get(SEGMENT_ANNOTATION), annotations.get(SPARES_ANNOTATION, "0")
     sizes = _read_sizes(annotations.get(SIZE_ANNOTATION, ""))
     # Reserved trays count towards no ResourceQuota, so a small gang may keep only a few.
@@ -206,7 +206,7 @@ class NodeRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """Canonical JSON, equal for equal rules; "" without any rule."""
+        """Canonical JSON, equal for equal rules, or "" without any rule."""
         return "" if self == NodeRequirements() else msgspec.json.encode(self, order="deterministic").decode()
 
 
@@ -215,10 +215,10 @@ class PodConstraints(msgspec.Struct, frozen=True):
 
     identity: PodIdentity
     ports: frozenset[tuple[str, int]]
-    """Host ports by protocol; a node has each once."""
+    """Host ports by protocol. A node has each once."""
 
     def barred_by(self, other: "PodConstraints") -> Iterator[str]:
-        """The topology key of each reason why they are not; "" for the node itself."""
+        """The topology key of each reason why they may not share a tray, with "" for the node itself."""
         if not self.ports.isdisjoint(other.ports):
             yield ""
         yield from self.identity.barred_by(other.identity)
@@ -332,7 +332,7 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def node(self) -> str | None:
-        """Where it is bound."""
+        """The node that it is bound to."""
         return self.pod.spec.node_name or None
 
     @property
@@ -368,12 +368,12 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_done(self) -> bool:
-        """It succeeded by itself. A pod that is being deleted may succeed too, and is still replaced."""
+        """It succeeded on its own. A pod that is being deleted may succeed too, and is still replaced."""
         return self.pod.status.phase == "Succeeded" and not self.is_being_deleted
 
     @property
     def job(self) -> OwnerReference | None:
-        """Its owner where that is a Job."""
+        """Its owner if that is a Job."""
         return self.owner if self.owner is not None and self.owner.is_of(JOB) else None
 
     @property
@@ -441,5 +441,5 @@ def read_tray_node(obj: JsonMapping) -> TrayNode:
 
 
 def reserving_plans(node: JsonMapping) -> tuple[str, ...]:
-    """UIDs of the plans whose taint a node carries."""
+    """UIDs of the plans that have a taint on a node."""
     return read_tray_node(node).holders

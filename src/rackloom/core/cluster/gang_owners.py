@@ -1,4 +1,4 @@
-"""The workloads that own the pods of gangs, as far as it is known how many of their pods are still to come.
+"""The workloads that own the pods of gangs, if the number of their pods that are still to come is known.
 
 The owner decides whether more pods come. A Job replaces pods that failed or were deleted until
 `completions` pods have succeeded. An Indexed Job does so for each index. Its status gives completed and
@@ -35,7 +35,8 @@ MPI_JOB = ResourceKind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespace
 LONGEST_JOB_BACKOFF = 600.0
 """The longest time, in seconds, before a Job replaces a pod that failed.
 
-Source: kube-controller-manager, `MaxJobPodFailureBackOff`; it begins with 10 s and doubles, and is no option.
+Source: kube-controller-manager, `MaxJobPodFailureBackOff`. It begins with 10 s and doubles, and is not
+configurable.
 """
 
 
@@ -49,7 +50,7 @@ class OwnerJob(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     """Pods that run at a time."""
     is_indexed: bool
-    """Each index below `completions` succeeds once; a Job that was reduced may have pods above it."""
+    """Each index below `completions` succeeds once. A Job that was reduced may have pods above it."""
     succeeded: int = 0
     """Pods that the Job has counted, including deleted ones. The count lags but is never too high."""
     closed: tuple[range, ...] = ()
@@ -64,7 +65,7 @@ class OwnerJob(msgspec.Struct, frozen=True, kw_only=True):
     is_owned: bool = False
     """Its controller (JobSet) may recreate it with all of its pods when another Job of the set fails."""
     created: str = ""
-    """RFC 3339, in whole seconds of UTC; so is the next."""
+    """RFC 3339, in whole seconds of UTC, as is the next."""
     over_since: str | None = None
     """When it ended for good. None while it creates pods, or if it may be recreated."""
 
@@ -79,7 +80,7 @@ class OwnerJob(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.completions, self.parallelism)
 
     def over(self, members: Iterable[GangMember]) -> int:
-        """How many of its completions need no pod any more; `members` are its pods.
+        """The number of its completions that need no pod any more. `members` are its pods.
 
         A pod that succeeded counts even before the Job's status counts it, but no index counts twice.
         """
@@ -119,7 +120,7 @@ _ENDING_CONDITIONS = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget
 
 
 _DEFAULT_REPLICAS = {"Launcher": 1}
-"""Replicas of an MPIJob's roles where it names none; of others, none (mpi-operator, `SetDefaults_MPIJob`)."""
+"""Default replicas of an MPIJob's roles. Other roles have none (mpi-operator, `SetDefaults_MPIJob`)."""
 
 
 def read_owner_job(job: Object) -> OwnerJob | None:

@@ -1,15 +1,15 @@
 """Read jobs of the kinds that users submit: their groups, pod templates, labels and priority.
 
-`read_jobs` finds the jobs among Kubernetes objects: the kinds of `workload_kinds`, whatever else has pod
-templates, and unbound pods. Pods form one job if they share a gang label, a job label, a
-controller, or the channel template of a ComputeDomain. Pods of a job with equal requirements become
-members of one group; where anti-affinity is involved, their labels must be equal too.
+`read_jobs` finds the jobs among Kubernetes objects: the kinds of `workload_kinds`, any other object with pod
+templates, and unbound pods. Pods form one job if they share a gang label, a job label, a controller, or the
+channel template of a ComputeDomain. Pods of a job with equal requirements become members of one group. If
+anti-affinity is involved, their labels must be equal too.
 
 A `JobGroup` is the members of one pod template. A job has at most 4096 members. Labels that a controller adds
 to its pods (`controller_labels`) are part of the group's identity, because selectors may refer to them.
 
-The priority is the class of the gang (an MPIJob's scheduling policy) if it names one, else the highest of
-the groups with devices. A job preempts only if no class or pod says `preemptionPolicy: Never`.
+The priority is the class of the gang (an MPIJob's scheduling policy) if it names one, or else the highest of
+the groups with devices. A job preempts only if no class or pod has `preemptionPolicy: Never`.
 
 Raises Refused for a job that cannot be read.
 """
@@ -68,9 +68,9 @@ class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     members: int
     template: ObjectPath
-    """Where the object has the pod template."""
+    """The path of the pod template in the object."""
     spec_key: str = "spec"
-    """What the template calls its pod spec."""
+    """The template's key of its pod spec."""
     need: PodRequirements
     share: str = ""
     follows: bool = False
@@ -96,9 +96,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> list[Job]:
-    """The jobs among the objects, in their order. Refused for a job that cannot be read.
+    """The jobs among the objects, in their order. Raises Refused for a job that cannot be read.
 
-    A Deployment and its like, and what is read by a guess, count only if a pod takes a device.
+    A Deployment and its like, and jobs that are read by a guess, count only if a pod takes a device.
     """
     for obj in objects:
         if is_job(obj) or obj.get("kind") in ("Pod", "ComputeDomain"):
@@ -177,7 +177,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
 
 
 def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> PodObject:
-    """The pod template of a group, with its spec under that name. Refused where there is none."""
+    """The pod template of a group, with its spec under that name. Raises Refused if there is none."""
     template, at = value_at(value, group.template), ".".join(map(str, group.template))
     if group.spec_key != "spec" and isinstance(template, Mapping):
         template, at = {"spec": template.get(group.spec_key)}, f"{at}.{group.spec_key}"
@@ -233,7 +233,7 @@ def _gangs_of_pods(
 
 
 def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
-    """The claim templates that ComputeDomains create: each pod gets an IMEX channel, whatever its node."""
+    """The claim templates that ComputeDomains create: each pod gets an IMEX channel, on any node."""
     return {
         (object_namespace(obj), name)
         for obj in objects
@@ -248,9 +248,9 @@ def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
 BUILT_IN_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 """Priority classes of every cluster."""
 DEFAULT_CLASS = ""
-"""What pods without a class have: the value of the class that is the global default."""
+"""The class of pods without one: its value is that of the global default."""
 _POD_GROUP_CLASS = ("spec", "runPolicy", "schedulingPolicy", "priorityClass")
-"""Of an MPIJob: the class of its PodGroup, whatever its pods say."""
+"""Of an MPIJob: the class of its PodGroup, which overrides that of its pods."""
 
 
 class PriorityClass(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,18 +265,18 @@ class PriorityClass(msgspec.Struct, frozen=True, kw_only=True):
 class PriorityClasses:
     """Values by name, and whether these are all classes of the site.
 
-    A class that the site does not have is refused where all are known, because the API server would refuse
-    the pods. Otherwise it counts as priority 0, and a note says so.
+    If all classes are known, a class that the site does not have is refused, because the API server would
+    refuse the pods. Otherwise it counts as priority 0, with a note.
     """
 
     def __init__(self, classes: Iterable[PriorityClass], *, are_all_known: bool) -> None:
         self.values: dict[str, int] = dict(BUILT_IN_PRIORITIES)
         self.never: set[str] = set()
-        """Classes whose pods preempt nothing."""
+        """Classes with pods that preempt nothing."""
         self._are_all_known = are_all_known
         for klass in classes:
             self._add(klass.name, klass)
-            # Of several defaults the API server takes the lowest.
+            # The API server takes the lowest of several defaults.
             if klass.is_default and klass.value <= self.values.get(DEFAULT_CLASS, klass.value):
                 self._add(DEFAULT_CLASS, klass)
 
@@ -297,7 +297,7 @@ class PriorityClasses:
             )
 
     def notes(self, job: Job) -> Iterator[str]:
-        """A note for each class whose value is in no file."""
+        """A note for each class that no file gives a value."""
         for name in _unknown_classes(job, self.values):
             yield (
                 f"nothing is known of the PriorityClass {name}:"
@@ -307,14 +307,14 @@ class PriorityClasses:
 
 
 def priority_of_job(job: Job, classes: Mapping[str, int]) -> int:
-    """That of the class that the gang names, else the highest of its groups with devices; 0 if unknown."""
+    """That of the class that the gang names, or else the highest of its groups with devices. 0 if unknown."""
     if named := _pod_group_class(job):
         return classes.get(named, 0)
     return max(need.priority or classes.get(need.priority_class, 0) for need in _requirements(job))
 
 
 def may_preempt(job: Job, never: Collection[str]) -> bool:
-    """Whether the scheduler may make room for it; `never`: classes whose preemptionPolicy is Never."""
+    """Whether the scheduler may make room for it. `never`: classes with preemptionPolicy Never."""
     if _pod_group_class(job) in (set(never) - {DEFAULT_CLASS}):
         return False
     return all(need.preempts and need.priority_class not in never for need in _requirements(job))
@@ -327,7 +327,7 @@ def _unknown_classes(job: Job, classes: Mapping[str, int]) -> list[str]:
 
 
 def _requirements(job: Job) -> list[PodRequirements]:
-    """Of the groups with devices, where there is one."""
+    """The requirements of the groups with devices, or of all groups if none has devices."""
     with_devices = [group.need for group in job.groups if group.need.takes_devices]
     return with_devices or [group.need for group in job.groups]
 

@@ -4,11 +4,11 @@ Source: NVIDIA's DRA driver for GPUs (`resource.nvidia.com/v1beta1`), version 0.
 `rackloom.dev` are additions of Rackloom. The limits are facts of the driver and of Kubernetes: 2048 IMEX
 channel device nodes per host, 128 devices per ResourceSlice, 256 pods per claim.
 
-`ImexMode` says who runs nvidia-imex. `ImexIsolation` says whether a ComputeDomain has the whole IMEX
-domain of its nodes or one channel of a shared one; the label of a node or a ComputeDomain overrides the
+`ImexMode` is the side that runs nvidia-imex. `ImexIsolation` is whether a ComputeDomain has the whole IMEX
+domain of its nodes or one channel of a shared one. The label of a node or a ComputeDomain overrides the
 default, which must be the same for the controller and the node plugins.
 
-ComputeDomains need NVIDIA driver 570.158.01 or later: it is the first whose IMEX daemon resolves the
+ComputeDomains need NVIDIA driver 570.158.01 or later: it is the first with an IMEX daemon that resolves the
 names of its peers again while it runs.
 """
 
@@ -26,7 +26,7 @@ GROUP = "resource.nvidia.com"
 API_VERSION = f"{GROUP}/v1beta1"
 
 COMPUTE_DOMAIN_LABEL = f"{GROUP}/computeDomain"
-"""On nodes, daemon pods, templates and DaemonSets; its value is the ComputeDomain's UID."""
+"""On nodes, daemon pods, templates and DaemonSets. Its value is the ComputeDomain's UID."""
 FINALIZER = COMPUTE_DOMAIN_LABEL
 CLIQUE_ID_LABEL = f"{GROUP}/computeDomain.cliqueID"
 TARGET_LABEL = f"{GROUP}/computeDomainTarget"
@@ -40,38 +40,38 @@ GPU_CLIQUE_LABEL = "nvidia.com/gpu.clique"
 ALLOW_DELETION_ANNOTATION = "rackloom.dev/allow-deletion-under-load"
 """On a ComputeDomain: "true" lets its deletion take IMEX away from pods that still use it."""
 ISOLATION_LABEL = "rackloom.dev/imex-isolation"
-"""On nodes and ComputeDomains: `domain` or `channel`; without it the controller's setting holds."""
+"""On nodes and ComputeDomains: `domain` or `channel`. Without it the controller's setting holds."""
 WARM_CLIQUE_LABEL = "rackloom.dev/warm-clique"
 """On the controller's own ComputeDomain of a clique in channel mode, its slice, and the nodes on which its
-daemons run; its value is the clique id."""
+daemons run. Its value is the clique id."""
 CHANNELS_READY_LABEL = "rackloom.dev/imex-channels"
-"""On nodes of a clique in channel mode while IMEX is READY there; its value is the clique id."""
+"""On nodes of a clique in channel mode while IMEX is READY there. Its value is the clique id."""
 
 GPU_CLIENT_LABEL, DRIVER_UPGRADE = "nvidia.com/gpu.deploy.client", "paused-for-driver-upgrade"
-"""GPU Operator's label of nodes for programs of others that use GPUs, and its value while the operator
+"""GPU Operator's label of nodes for third-party programs that use GPUs, and its value while the operator
 replaces the driver there."""
 
 SIMULATED_LABEL = "rackloom.dev/simulated"
 """On every node of the twin, wherever it is registered."""
 
 ORG_LABEL = "rackloom.dev/org"
-"""On a namespace: the organisation whose pods are in it."""
+"""On a namespace: the organisation that has pods in it."""
 
 DAEMON_CONTAINER = "compute-domain-daemon"
 """The container by which pods of IMEX daemons are recognised."""
 MESH_ANNOTATION = "rackloom.dev/imex-mesh"
 """On daemon pods: which of its peers the daemon reaches, as JSON `{complete, peers, missing}`."""
 IMEX_ERROR_ANNOTATION = "rackloom.dev/imex-error"
-"""On daemon pods, while nvidia-imex does not run: how it ended last, and what it logged, in one line."""
+"""On daemon pods, while nvidia-imex does not run: its last exit and its log, in one line."""
 
 SPANS_CLIQUES = "SpansCliques"
-"""The condition of a ComputeDomain whose nodes are in several cliques."""
+"""The condition of a ComputeDomain with nodes in several cliques."""
 QUOTA_RESERVED = "QuotaReserved"
 """The condition of a ComputeDomain that Kueue counts."""
 WAITING_FOR_QUOTA = "WaitingForQuota"
 """Its reason for a ComputeDomain that waits for quota and has nothing."""
 WITHDRAWN = "Withdrawn"
-"""Its reason for a ComputeDomain that was evicted, has no pod, and loses what it has."""
+"""Its reason for a ComputeDomain that was evicted, has no pod, and loses everything that it has."""
 
 IMEX_DRIVER = "compute-domain.nvidia.com"
 GPU_DRIVER = "gpu.nvidia.com"
@@ -79,7 +79,7 @@ CHANNEL_CLASS = "compute-domain-default-channel.nvidia.com"
 DAEMON_CLASS = "compute-domain-daemon.nvidia.com"
 ISOLATED_CHANNEL_CLASS = "compute-domain-isolated-channel.rackloom.dev"
 ISOLATED_CHANNEL_TYPE = "isolated-channel"
-"""The device attribute `type` of a clique's channels; those of a node say `channel`."""
+"""The device attribute `type` of a clique's channels. Those of a node have `channel`."""
 CHANNEL_REQUEST = "channel"
 DAEMON_REQUEST = "daemon"
 CHANNEL_DEVICE = "channel-0"
@@ -87,13 +87,13 @@ DAEMON_DEVICE = "daemon-0"
 
 IMEX_SERVER_PORT = 50000
 IMEX_COMMAND_PORT = 50005
-"""Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
+"""Peers query each other on this port: if it is closed, a healthy domain reports DEGRADED."""
 IMEX_PROBE_PORT = 8084
 BOOT_ID_VARIABLE = "IMEX_BOOT_ID"
 """In the environment of an IMEX daemon: the boot id of its node. `BOOT_FILE` in its directory has it too,
 once the clique object has the status of this daemon."""
 IMEX_SETTINGS_VARIABLE = "IMEX_SETTINGS"
-"""In the environment of an IMEX daemon: the operator's settings of nvidia-imex, where there are any."""
+"""In the environment of an IMEX daemon: the operator's settings of nvidia-imex, if there are any."""
 BOOT_FILE = "boot"
 
 CHANNELS_PER_NODE = 2048
@@ -103,7 +103,7 @@ CHANNELS_PER_CLIQUE = 128
 PODS_PER_CLAIM = 256
 """Kubernetes reserves one claim for at most this many pods."""
 MAX_NODES_PER_IMEX_DOMAIN = 18
-"""Trays of one NVL72 rack; a setting, since other racks differ."""
+"""Trays of one NVL72 rack. It is a setting, because other racks differ."""
 
 
 def daemon_name(compute_domain_uid: str) -> str:
@@ -122,12 +122,12 @@ def imex_secret_name(compute_domain_uid: str) -> str:
 
 
 def imex_authority_name(compute_domain_uid: str) -> str:
-    """The Secret with the authority that issues them; only the controller reads it."""
+    """The Secret with the authority that issues them. Only the controller reads it."""
     return f"computedomain-imex-authority-{compute_domain_uid}"
 
 
 def imex_peer_name(compute_domain_uid: str) -> str:
-    """The DNS name in that certificate: who shows it belongs to this ComputeDomain's IMEX domain."""
+    """The DNS name in that certificate: a peer with it belongs to this ComputeDomain's IMEX domain."""
     return f"imex-{compute_domain_uid}"
 
 
@@ -137,7 +137,7 @@ def shared_claim_name(compute_domain_uid: str) -> str:
 
 
 def channel_pool_name(clique_id: str) -> str:
-    """The pool of a clique's isolated channels; the prefix keeps it apart from pools named by node."""
+    """The pool of a clique's isolated channels. The prefix keeps it apart from pools named by node."""
     return f"clique/{clique_id}"
 
 
@@ -147,15 +147,15 @@ def channel_device_name(channel: int) -> str:
 
 
 def clique_of_pool(pool: str) -> str | None:
-    """The clique whose isolated channels a pool holds; None for any other pool."""
+    """The clique that has its isolated channels in a pool, or None for any other pool."""
     return pool.removeprefix("clique/") if pool.startswith("clique/") else None
 
 
-# Who runs the IMEX daemons, and what a ComputeDomain has for itself.
+# The side that runs the IMEX daemons, and the isolation of a ComputeDomain.
 
 
 class ImexMode(StrEnum):
-    """Who runs nvidia-imex."""
+    """The side that runs nvidia-imex."""
 
     DRIVER_MANAGED = "driverManaged"
     HOST_MANAGED = "hostManaged"
@@ -176,7 +176,7 @@ class AllocationMode(StrEnum):
 
 
 def isolation_of(labels: Mapping[str, str], default: ImexIsolation) -> ImexIsolation:
-    """The isolation in the labels of a node or a ComputeDomain; `default` without the label or a known value.
+    """The isolation in the labels of a node or a ComputeDomain, or `default` without a known value.
 
     The controller and the node plugins need the same default: a node in channel mode publishes no channel,
     only `daemon-0`.
@@ -189,11 +189,11 @@ def isolation_of(labels: Mapping[str, str], default: ImexIsolation) -> ImexIsola
 
 
 OLDEST_IMEX_DRIVER = "570.158.01"
-"""The first whose IMEX daemon resolves its peers' names again while it runs (NVIDIA's DRA driver)."""
+"""The first with an IMEX daemon that resolves its peers' names again while it runs (NVIDIA's DRA driver)."""
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """`570.158.01` or `v2.0.0-rc.1` as numbers; a part that does not begin with a number ends it."""
+    """`570.158.01` or `v2.0.0-rc.1` as numbers, up to the first part that does not begin with a number."""
     parts = (re.split("[-+]", part)[0] for part in version.lstrip("v").split("."))
     return tuple(int(digits) for digits in takewhile(str.isdigit, parts))
 
@@ -223,7 +223,7 @@ class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
     gpu_driver: str = "gpu.nvidia.com"
     gang: str = "rackloom.dev/gang"
     movable: str = "rackloom.dev/movable"
-    """On pods: "true" where the job may be restarted elsewhere."""
+    """On pods: "true" if the job may be restarted elsewhere."""
     topology: str = "nvlink"
     """Name of the Topology object of Kueue and of KAI."""
     queue: str = "default"

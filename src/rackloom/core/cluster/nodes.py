@@ -103,7 +103,7 @@ class NodeObject(ApiStruct, frozen=True):
 
     @property
     def amounts(self) -> Mapping[str, Amount]:
-        """What pods may request of it, as it writes it; capacity if it names nothing allocatable."""
+        """The amounts, as written, that pods may request of it. Its capacity if nothing is allocatable."""
         return self.status.allocatable or self.status.capacity or {}
 
 
@@ -121,9 +121,9 @@ class NodeGpus(msgspec.Struct, frozen=True):
     """By claims."""
 
     def usable(self, *, counted: bool, claimed: bool) -> int:
-        """The number for a job that asks in these ways: the smaller one if it asks in both.
+        """The number for a job that requests GPUs in these ways: the smaller one if in both.
 
-        A question that is of no job is about the GPUs that are there.
+        Without either way, it is the number of GPUs that are there.
         """
         if counted and claimed:
             return min(self.counted, self.claimed)
@@ -308,7 +308,7 @@ def closed_reasons(node: NodeObject, tolerations: tuple[Toleration, ...] | None)
 
 
 def closing_taints(node: NodeObject, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
-    """The taints that close a node, in words, but for those that repeat a state that has a word."""
+    """The taints that close a node, in words, except those that repeat a state that has a word."""
     for taint in blocking_taints(node, tolerations):
         if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS):
             yield f"taint {taint}"

@@ -76,7 +76,7 @@ DEVICE_TAINT_RULES = tuple(
     ResourceKind("resource.k8s.io", version, "DeviceTaintRule", "devicetaintrules", namespaced=False)
     for version in ("v1", "v1beta2", "v1alpha3")
 )
-"""A server serves them in some of these versions, or not at all: 1.37 in the first, 1.36 in the second where
+"""A server serves them in some of these versions, or not at all: 1.37 in the first, 1.36 in the second if
 that is switched on. Each version that it serves has all of its rules."""
 CRD = ResourceKind(
     "apiextensions.k8s.io",
@@ -131,7 +131,7 @@ def metav1_time(seconds: float) -> str:
 
 
 def epoch_seconds(time: str) -> float | None:
-    """Seconds since 1970 of an RFC 3339 time; None for anything else."""
+    """Seconds since 1970 of an RFC 3339 time, or None for anything else."""
     try:
         return datetime.fromisoformat(time).timestamp()
     except ValueError:
@@ -147,7 +147,7 @@ def metav1_micro_time(seconds: float) -> str:
 
 
 def pod_phase(pod: JsonMapping) -> str:
-    """Its phase; Pending where no kubelet has written one."""
+    """Its phase, or Pending if no kubelet has written one."""
     return str((pod.get("status") or {}).get("phase", "Pending"))
 
 
@@ -195,7 +195,7 @@ def named_pod_claims(pod: JsonMapping) -> dict[str, str]:
 
 
 def not_ready_since(node: JsonMapping) -> float | None:
-    """Seconds since the epoch; None while a node is ready.
+    """Seconds since the epoch, or None while a node is ready.
 
     A node without the condition has not been ready since its creation.
     """
@@ -209,7 +209,7 @@ def not_ready_since(node: JsonMapping) -> float | None:
 
 
 Indexer = Callable[[Object], Iterable[str]]
-"""Under which values an object is to be found."""
+"""The values under which an object is found."""
 
 
 def index_by_label(label: str) -> Indexer:
@@ -257,7 +257,7 @@ def add_entries(
 
 
 class CreateObject(msgspec.Struct, frozen=True, kw_only=True):
-    """Create an object; that it exists already means that the cache was old."""
+    """Create an object. If it exists already, the cache was old."""
 
     kind: ResourceKind
     obj: Object
@@ -285,16 +285,16 @@ class PatchObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeleteObject(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask for the deletion of one object, not of another that took its name."""
+    """Request the deletion of one object, not of another that took its name."""
 
     kind: ResourceKind
     namespace: str | None
     name: str
     uid: str
     resource_version: str | None = None
-    """Delete it only in this version; None: in any."""
+    """Delete it only in this version, or in any if None."""
     grace_seconds: int | None = None
-    """0 removes a pod whose kubelet does not answer; None uses the grace period of the object."""
+    """0 removes a pod on a kubelet that does not answer. None uses the grace period of the object."""
 
     @property
     def what(self) -> str:
@@ -336,7 +336,7 @@ class OwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel", 
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A condition in the usual form of Kubernetes; `status` is True, False or Unknown."""
+    """A condition in the usual form of Kubernetes. `status` is True, False or Unknown."""
 
     type: str
     status: str = ""
@@ -368,7 +368,7 @@ def namespace_of(obj: JsonMapping) -> str | None:
 
 
 def full_name(obj: JsonMapping) -> str:
-    """`namespace/name`; the name alone for an object of the whole cluster."""
+    """`namespace/name`, or the name alone for an object of the whole cluster."""
     namespace = namespace_of(obj)
     return f"{namespace}/{name_of(obj)}" if namespace else name_of(obj)
 
@@ -379,20 +379,20 @@ def title_of(kind: ResourceKind, obj: JsonMapping) -> str:
 
 
 def name_in_file(obj: JsonMapping, key: str = "name") -> Any:
-    """The name of an object of a file, or its generateName by that key, whatever its shape."""
+    """The name of an object of a file, or its generateName by that key, in any shape."""
     metadata = obj.get("metadata")
     return metadata.get(key) if isinstance(metadata, Mapping) else None
 
 
 def title_in_file(obj: JsonMapping) -> str:
-    """`Kind name` of an object of a file, whatever its shape. It may have only a generateName."""
+    """`Kind name` of an object of a file, in any shape. It may have only a generateName."""
     names = (name_in_file(obj, key) for key in ("name", "generateName"))
     name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
     return f"{obj.get('kind')} {name}"
 
 
 def uid_of(obj: JsonMapping) -> str:
-    """The UID of an object. No other object ever has it, also none of the same name."""
+    """The UID of an object. No other object ever has it, not even one of the same name."""
     return str(_metadata(obj).get("uid") or "")
 
 
@@ -454,7 +454,7 @@ def deletion_time(obj: JsonMapping) -> float | None:
 
 
 def data_of(obj: JsonMapping) -> Mapping[str, str]:
-    """The data of a ConfigMap, or of a Secret, whose values are in base64."""
+    """The data of a ConfigMap or a Secret. The values of a Secret are in base64."""
     return obj.get("data") or {}
 
 

@@ -1,10 +1,10 @@
 """Pods, claims and claim templates as typed values, and the labels that admission puts on pods.
 
-Only the fields that decisions read are declared; all others are ignored. The API server writes an empty
+Only the fields that decisions read are declared. All others are ignored. The API server writes an empty
 list as a missing field or as null, so lists default to None. The three served versions of
 resource.k8s.io differ in a claim's requests only. Classes are read from those of v1.
 
-The scheduling gate in this module holds a pod whose claim template does not exist yet. The gate of
+The scheduling gate in this module holds a pod with a claim template that does not exist yet. The gate of
 gangs is in `core.cluster.gang_objects`.
 """
 
@@ -34,19 +34,19 @@ WATCHED_LABEL = "rackloom.dev/claim-admission"
 """On pods that claim a channel, or were gated: the pods that the gate controller follows."""
 WATCHED_VALUE = "true"
 CHANNEL_LABEL = "rackloom.dev/channel-template"
-"""On pods that claim a channel; its value identifies the template, and so the ComputeDomain."""
+"""On pods that claim a channel. Its value identifies the template, and so the ComputeDomain."""
 GANG_LABEL = "rackloom.dev/gang"
-"""On pods that are placed together; the gang controller chooses their clique."""
+"""On pods that are placed together. The gang controller chooses their clique."""
 SIZE_ANNOTATION = "rackloom.dev/gang-size"
 """On every pod of a gang: `18`, or `launcher=1,worker=18`."""
 KUEUE_WORKLOAD_LABEL = "rackloom.dev/kueue-workload"
 """On the pods of a workload of Kueue that was admitted with a plan: its UID."""
 CHANNEL_CONDITION = "rackloom.dev/ChannelClaim"
-"""A pod condition: False where the pod can never get the channel that it claims."""
+"""A pod condition: False if the pod can never get the channel that it claims."""
 TEMPLATE_GATE = "rackloom.dev/claim-template"
-"""The scheduling gate of a pod whose claim template does not exist yet."""
+"""The scheduling gate of a pod with a claim template that does not exist yet."""
 _LONGEST_LABEL_VALUE = 63
-"""Characters of a label's value; a template's name may have 253."""
+"""Characters of a label's value. A template's name may have 253."""
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 """The hard rules of node and pod affinity."""
 NodeTermField = Literal["matchExpressions", "matchFields"]
@@ -68,7 +68,7 @@ class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=Fa
 
 
 class OpaqueParameters(ApiStruct, frozen=True, kw_only=True):
-    """A driver's own settings; `parameters` is any JSON."""
+    """A driver's own settings. `parameters` is any JSON."""
 
     driver: str
     parameters: Any = None
@@ -93,7 +93,7 @@ class ClaimRequestEntry(ApiStruct, frozen=True, kw_only=True):
 
 
 class ClaimDevices(ApiStruct, frozen=True, kw_only=True):
-    """What a claim asks for."""
+    """The devices that a claim requests."""
 
     requests: tuple[ClaimRequestEntry, ...] | None = None
     config: tuple[ClaimDeviceConfig, ...] | None = None
@@ -157,7 +157,7 @@ class ContainerResources(ApiStruct, frozen=True, kw_only=True):
 
 
 class ContainerPort(ApiStruct, frozen=True, kw_only=True):
-    """A port; a node has each host port once."""
+    """A port. A node has each host port once."""
 
     host_port: int | None = None
     container_port: Any = None
@@ -195,7 +195,7 @@ class LabelRequirement(ApiStruct, frozen=True, kw_only=True):
 
 
 class LabelSelector(ApiStruct, frozen=True, kw_only=True):
-    """All of its requirements hold for what it selects."""
+    """All of its requirements hold for the objects that it selects."""
 
     match_labels: Mapping[str, str] | None = None
     match_expressions: tuple[LabelRequirement, ...] | None = None
@@ -226,7 +226,7 @@ class PreferredNodes(ApiStruct, frozen=True, kw_only=True):
 
 
 class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
-    """Which nodes."""
+    """The nodes that a pod must or should go to."""
 
     required: Mapping[str, Any] | None = msgspec.field(default=None, name=REQUIRED)
     """`RequiredNodes` as written: a rule with a field that is not known here is no weaker rule."""
@@ -248,7 +248,7 @@ class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
 
 
 class PodAffinityTerm(ApiStruct, frozen=True, kw_only=True):
-    """Near which pods, and what "near" means."""
+    """The pods to be near to, and the meaning of "near"."""
 
     topology_key: str
     label_selector: LabelSelector | None = None
@@ -265,7 +265,7 @@ class PreferredPods(ApiStruct, frozen=True, kw_only=True):
 
 
 class PodAffinity(ApiStruct, frozen=True, kw_only=True):
-    """Near which pods."""
+    """The pods that a pod must or should be near to."""
 
     required: tuple[PodAffinityTerm, ...] | None = msgspec.field(default=None, name=REQUIRED)
     preferred: tuple[PreferredPods, ...] | None = msgspec.field(
@@ -274,7 +274,7 @@ class PodAffinity(ApiStruct, frozen=True, kw_only=True):
 
 
 class PodAffinityRules(ApiStruct, frozen=True, kw_only=True):
-    """Where a pod may go."""
+    """The rules for the nodes that a pod may go to."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
@@ -291,7 +291,7 @@ class TopologySpread(ApiStruct, frozen=True, kw_only=True):
 
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-"""What a priority may be."""
+"""The range of a priority."""
 TaintEffect = Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
@@ -305,7 +305,7 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel", gc=False):
 
 
 class PodSpec(ApiStruct, frozen=True, kw_only=True):
-    """What of a pod's spec bears on its node and its claims."""
+    """The fields of a pod's spec that concern its node and its claims."""
 
     containers: tuple[PodContainer, ...] | None = None
     init_containers: tuple[PodContainer, ...] | None = None
@@ -355,7 +355,7 @@ class PodMetadata(ApiStruct, frozen=True, kw_only=True):
 
 
 class ResourceMapping(ApiStruct, frozen=True):
-    """Which extended resource a request of the scheduler's own claim serves."""
+    """The extended resource that a request of the scheduler's own claim serves."""
 
     resource_name: str = ""
 
@@ -414,7 +414,7 @@ class PodObject(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> OwnerReference | None:
-        """The controller that made it; None for a pod that a person made."""
+        """The controller that made it, or None for a pod that a person made."""
         return next(
             (reference for reference in self.metadata.owner_references or () if reference.controller), None
         )
@@ -426,7 +426,7 @@ class PodObject(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def gate_index(self) -> int | None:
-        """The index of the template gate among its gates; None without that gate."""
+        """The index of the template gate among its gates, or None without that gate."""
         return self.gates.index(TEMPLATE_GATE) if TEMPLATE_GATE in self.gates else None
 
     @property
@@ -509,7 +509,7 @@ def add_gate(pod: PodObject, name: str) -> PatchOperation:
 def narrow_nodes(
     spec: PodSpec, field: NodeTermField, requirement: Mapping[str, Any]
 ) -> Iterator[PatchOperation]:
-    """Have a pod bound only to nodes that meet one more requirement, beside all that it asks for itself.
+    """Have a pod bound only to nodes that meet one more requirement, beside all that it has already.
 
     Of a gated pod, the API server lets node affinity be narrowed but not widened (Kubernetes, "Pod Scheduling
     Readiness").
@@ -560,7 +560,7 @@ def is_bound_pod(pod: PodObject) -> bool:
 def is_resource_claimed(pod: PodObject, resource: str) -> bool:
     """Whether the scheduler's own claim serves an extended resource of a pod (KEP-5004).
 
-    The devices of that claim are then the pod's: what its containers count is no further demand.
+    The devices of that claim are then the pod's: the counts of its containers are no further demand.
     """
     served = pod.status.extended_resource_claim_status.request_mappings
     return any(mapping.resource_name == resource for mapping in served)
@@ -588,7 +588,7 @@ def accepted_at(pod: JsonMapping) -> float | None:
 
 
 def runs_imex_daemon(pod: JsonMapping) -> bool:
-    """Whether a pod has the container of an IMEX daemon. Anybody may name a container so."""
+    """Whether a pod has the container of an IMEX daemon. Any pod may have a container of this name."""
     containers = (pod.get("spec") or {}).get("containers") or ()
     return any(container.get("name") == DAEMON_CONTAINER for container in containers)
 
@@ -653,5 +653,5 @@ def object_namespace(obj: JsonMapping) -> str:
 
 
 def qualified_name(namespace: str, name: str) -> str:
-    """The name by which a job is known to the planner; the default namespace is not named."""
+    """The name by which the planner knows a job. The default namespace is left out."""
     return name if namespace == "default" else f"{namespace}/{name}"

@@ -1,9 +1,9 @@
 """The fields of objects that are read: a service that follows a large cluster keeps only these.
 
 Images of nodes, environments of pods and field ownership are most of the data of a cluster. `project_object`
-keeps what a snapshot shows, `project_for_control` what the controllers decide from. Projecting a projection
-changes nothing. An object that cannot be read is kept whole, so that it is named with the same reason as in a
-reading of whole objects.
+keeps the fields that a snapshot shows, `project_for_control` those that the controllers decide from.
+Projecting a projection changes nothing. An object that cannot be read is kept whole, so that it is named with
+the same reason as in a reading of whole objects.
 
 `_FIELDS` and `_CONTROL_FIELDS` declare the fields. A new field that is read belongs there.
 

@@ -170,7 +170,7 @@ class ClusterReader:
         if before is not None:
             followed.forget(key, before)
 
-    # The facts of one object, and those of others that it changes.
+    # The facts of one object, and the facts of other objects that it changes.
 
     def _read_slice(self, key: ObjectKey, slice_: SliceShape) -> None:
         if slice_.spec.driver == self._labels.gpu_driver:
@@ -338,14 +338,14 @@ def read_state(
     slices: Iterable[JsonMapping] = (),
     labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
 ) -> ClusterState:
-    """The facts of the objects. It refuses nothing: what cannot be read is named."""
+    """The facts of the objects. It refuses nothing: objects that cannot be read are named."""
     return ClusterReader(labels).read(
         {RESOURCE_SLICE: slices, NODE: nodes, POD: pods, RESOURCE_CLAIM: claims}
     )
 
 
 def find_fault(kind: ResourceKind, obj: JsonMapping) -> Unreadable | None:
-    """Why `ClusterReader` leaves out an object of one of its kinds; None: it can be read."""
+    """The reason why `ClusterReader` leaves out an object of one of its kinds, or None if it can be read."""
     try:
         value = check_shape(obj, _SHAPES[kind], "its shape")
         if isinstance(value, NodeObject):
@@ -370,7 +370,7 @@ def _unreadable(kind: ResourceKind, obj: ReadObject, error: Exception) -> Unread
 
 
 def node_gpus(node: NodeObject, resource: str, published: int) -> NodeGpus:
-    """GPUs of a node; `published`: in slices. Raises ValueError for an unreadable amount."""
+    """GPUs of a node. `published`: in slices. Raises ValueError for an unreadable amount."""
     # A kubelet goes on to name 0 of a resource after its device plugin is gone.
     by_plugin = node_amounts(node).get(resource, 0) // 1000
     return NodeGpus(counted=by_plugin or published, claimed=published)

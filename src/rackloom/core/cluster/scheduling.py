@@ -1,4 +1,4 @@
-"""What a pod asks of its node: amounts, devices, node selection, tolerations and anti-affinity (core/v1).
+"""A pod's node requirements: amounts, devices, node selection, tolerations and anti-affinity (core/v1).
 
 `read_pod_requirements` reads a pod or a pod template once.
 
@@ -6,12 +6,12 @@
   devices in `core.allocate`.
 - Taints: NoSchedule and NoExecute keep a pod off unless a toleration covers them. Numeric operators (Lt,
   Gt) cover nothing here.
-- Anti-affinity: required terms by hostname, with label selectors and namespaces. `PodIdentity` is a pod
-  as other pods see it; anti-affinity is symmetric (`bars`), as in kube-scheduler. For pods that already
-  run, every required term counts, also by zone or clique (`TopologyDomains` finds the nodes around), and
-  a namespaceSelector is taken to select all namespaces.
+- Anti-affinity: required terms by hostname, with label selectors and namespaces. `PodIdentity` is a pod as
+  other pods see it. Anti-affinity is symmetric (`bars`), as in kube-scheduler. For pods that already run,
+  every required term counts, also by zone or clique (`TopologyDomains` finds the nodes around), and a
+  namespaceSelector is taken to select all namespaces.
 
-Preferences are not read. What cannot be honoured is reported in `plan_notes`. Raises Refused, or
+Preferences are not read. Rules that cannot be honoured are reported in `plan_notes`. Raises Refused, or
 msgspec.ValidationError for a field of the wrong type.
 
 The effective request of a pod follows kube-scheduler's NodeResourcesFit, for every resource alike:
@@ -21,7 +21,7 @@ The effective request of a pod follows kube-scheduler's NodeResourcesFit, for ev
    the sidecars before it, and ends before the next one starts.
 3. The request is the larger of all containers with all sidecars, and of each init container with the sidecars
    before it.
-4. What the pod requests as a whole replaces that sum. Overhead and the pod itself are added.
+4. The requests of the pod as a whole replace that sum. Overhead and the pod itself are added.
 
 Sources: Kubernetes documentation, "Init Containers" and "Sidecar Containers" (resource sharing within
 containers), "Pod-level resources", "Pod Overhead".
@@ -59,7 +59,7 @@ from rackloom.errors import Refused
 
 
 ResourceAmounts = Counter[str]
-"""By resource: cores, bytes, or pieces. The values are fractions; a sum or a maximum drops zeros."""
+"""By resource: cores, bytes, or pieces. The values are fractions. A sum or a maximum drops zeros."""
 Thousandths = Mapping[str, int]
 """By resource: thousandths of its unit. Whole numbers, since a site has many pods."""
 PODS_RESOURCE = "pods"
@@ -109,7 +109,7 @@ def requested_devices(spec: PodSpec, resource: str) -> int:
 
 
 def requests_beside_devices(spec: PodSpec, gpu_resource: str) -> Thousandths:
-    """What a pod requests of its node beside devices: CPU, memory, the pod itself. Raises ValueError."""
+    """The amounts that a pod requests beside devices: CPU, memory, the pod itself. Raises ValueError."""
     return {
         name: amount
         for name, amount in effective_requests(spec).items()
@@ -118,7 +118,7 @@ def requests_beside_devices(spec: PodSpec, gpu_resource: str) -> Thousandths:
 
 
 def allocatable_of_node(node: NodeObject) -> ResourceAmounts:
-    """What pods may request of a node. It has nothing of a resource that it does not name.
+    """The amounts that pods may request of a node. It has nothing of a resource that it does not name.
 
     Raises ValueError for an unreadable amount.
     """
@@ -164,12 +164,12 @@ def _parse_amount(name: str, value: Amount) -> Fraction:
 
 
 class NodeRule(msgspec.Struct, frozen=True):
-    """What the labels and the name of a node have to be."""
+    """The required labels and name of a node."""
 
     labels: Mapping[str, str] = {}
     """Each exactly so: the nodeSelector."""
     affinity: NodeSelector | None = None
-    """Terms of which one must hold; None: no affinity is required."""
+    """Terms of which one must hold, or None if no affinity is required."""
 
 
 def read_node_rule(spec: PodSpec) -> NodeRule:
@@ -208,7 +208,7 @@ def allocator_node(node: NodeObject) -> Node:
 
 
 def is_node_selected(spec: PodSpec, node: NodeObject) -> bool:
-    """Whether a node is what a pod spec's nodeSelector and required node affinity ask for.
+    """Whether a node meets a pod spec's nodeSelector and required node affinity.
 
     Raises MalformedNodeSelector for terms that cannot be read.
     """
@@ -236,7 +236,7 @@ class AntiAffinityTerm(msgspec.Struct, frozen=True, kw_only=True):
     selector: LabelSelector | None
     """None selects no pod."""
     namespaces: tuple[str, ...]
-    """Of the selected pods; empty: that of the pod itself."""
+    """Namespaces of the selected pods. Empty means that of the pod itself."""
     everywhere: bool
     """The selected pods may be in any namespace."""
     by: str = ""
@@ -266,7 +266,7 @@ class PodIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def anti_affinity_terms(spec: PodSpec, host: str) -> tuple[AntiAffinityTerm, ...]:
-    """The supported terms of a pod spec; `host`: the label key of the hostname."""
+    """The supported terms of a pod spec. `host`: the label key of the hostname."""
     return tuple(_read_term(term) for term in spec.apart if is_supported_term(term, host))
 
 
@@ -300,8 +300,8 @@ def pod_identity(pod: PodObject, host: str) -> PodIdentity:
 def bound_pod_identity(pod: PodObject, host: str) -> PodIdentity:
     """A bound pod with all its required terms, which the scheduler also applies to new pods.
 
-    The API server has added what `matchLabelKeys` name to the selectors. A namespaceSelector is taken to
-    select all namespaces.
+    The API server has added the labels that `matchLabelKeys` name to the selectors. A namespaceSelector is
+    taken to select all namespaces.
     """
     apart = []
     for term in pod.spec.apart:
@@ -318,7 +318,7 @@ class TopologyDomains:
         self._sharing: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def around(self, node: str, by: Iterable[str]) -> Iterator[str]:
-        """The nodes in each domain of a node, by `AntiAffinityTerm.by`; none where it lacks the label."""
+        """The nodes in each domain of a node, by `AntiAffinityTerm.by`. A missing label gives no nodes."""
         for key in by:
             value = self._labels.get(node, {}).get(key)
             if not key:
@@ -342,14 +342,14 @@ def selector_matches(selector: LabelSelector | None, labels: Mapping[str, str]) 
 
 
 def selector_values(selector: LabelSelector) -> Iterator[tuple[str, str]]:
-    """Labels and values that a LabelSelector asks for."""
+    """Labels and values that a LabelSelector requires."""
     yield from (selector.match_labels or {}).items()
     for need in selector.match_expressions or ():
         yield from ((need.key, value) for value in need.values or () if need.operator == "In")
 
 
 def selector_keys(selector: LabelSelector | None) -> Iterator[str]:
-    """The labels that a LabelSelector asks about."""
+    """The labels that a LabelSelector reads."""
     if selector is not None:
         yield from selector.match_labels or {}
         yield from (need.key for need in selector.match_expressions or ())
@@ -383,7 +383,7 @@ def _requirement_holds(need: LabelRequirement, labels: Mapping[str, str]) -> boo
 
 
 PREEMPT_NEVER = "Never"
-"""The preemptionPolicy of pods that preempt nothing, whatever their priority."""
+"""The preemptionPolicy of pods that preempt nothing, regardless of their priority."""
 
 
 class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
@@ -392,7 +392,7 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     """Counted GPUs: the effective request of its containers."""
     templates: tuple[str, ...]
-    """ResourceClaimTemplates of which it gets a claim each."""
+    """ResourceClaimTemplates that each give it a claim."""
     claims: tuple[str, ...]
     """ResourceClaims that it names."""
     rule: NodeRule
@@ -401,9 +401,9 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     priority_class: str
     preempts: bool
-    """Its preemptionPolicy is not Never; that of its class may be."""
+    """Its preemptionPolicy is not Never. That of its class may be."""
     requests: Thousandths = MappingProxyType({})
-    """What it requests of its node beside devices: CPU, memory, the pod itself."""
+    """The amounts that it requests of its node beside devices: CPU, memory, the pod itself."""
 
     @property
     def takes_devices(self) -> bool:

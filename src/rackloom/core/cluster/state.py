@@ -1,4 +1,4 @@
-"""The facts of a cluster as values: `ClusterState`, what is held on each tray, and unreadable objects.
+"""The facts of a cluster as values: `ClusterState`, the holds on each tray, and unreadable objects.
 
 `core.cluster.reader` makes a state. Placement, gangs, Kueue's check and the command line take it, so that no
 two of them can read one cluster differently. Its nodes and pods are typed values with the fields that
@@ -20,7 +20,7 @@ HIGHEST_PRIORITY = 2**31 - 1
 
 
 class TrayHold(msgspec.Struct, frozen=True, kw_only=True):
-    """What an owner has of a tray: running pods, or a reservation."""
+    """An owner's share of a tray: running pods, or a reservation."""
 
     owner: str
     """The job: holds of one owner move together."""
@@ -28,18 +28,18 @@ class TrayHold(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     priority: int = 0
     movable: bool = False
-    """It may be restarted elsewhere; what is pinned or unknown may not."""
+    """It may be restarted elsewhere. Pinned or unknown pods may not."""
     is_whole: bool = False
-    """Nothing else goes on the tray, whatever its GPUs (a tray may have none, only NICs)."""
+    """Nothing else goes on the tray, regardless of its GPUs (a tray may have none, only NICs)."""
     channel: bool = False
     """It has the IMEX channel of the tray, of which there is one."""
     requests: tuple[tuple[str, int], ...] = ()
-    """What members that are still to come request of the node beside devices: by resource, in thousandths of
-    its unit. Pods that are there show it themselves."""
+    """Requests beside devices of members that are still to come, by resource, in thousandths of its unit.
+    Pods that are there show it themselves."""
     kept_off: frozenset[str] = frozenset()
     """Trays that it may not use when it moves: labels of nodes, taints, and pods that it is never beside."""
     apart: frozenset[str] = frozenset()
-    """Owners, perhaps its own, with which it is on no tray wherever they move."""
+    """Owners, perhaps its own, that it never shares a tray with, wherever they move."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):

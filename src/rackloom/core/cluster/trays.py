@@ -1,21 +1,21 @@
 """The placement problem as values: a gang, its trays, and its plan. The only constructor of trays.
 
-A `PlacementSite` is the trays of a cluster in filling order, and the holds on them. A clique is what
-`nvidia.com/gpu.clique` names: GPUs that share memory over NVLink. A tray is one node. A node without a
-clique shares memory with no other and counts as a clique by itself (`PlacementTray.sharing`).
+A `PlacementSite` is the trays of a cluster in filling order, and the holds on them. A clique, named by
+`nvidia.com/gpu.clique`, is the GPUs that share memory over NVLink. A tray is one node. A node without a
+clique shares memory with no other and counts as a separate clique (`PlacementTray.sharing`).
 
 `placement_site` turns the nodes of a `ClusterState` into trays. A tray is closed while it is cordoned, not
 ready or tainted. A tray that does not match the node rule is marked as unfit, since servicing it would not
 help. `trays_avoided_by` names the nodes that anti-affinity with other jobs' pods rules out for each group.
 `DraDevices` holds slices, device classes and allocated claims as the allocator takes them.
 
-A `Gang` runs whole or not at all. Its groups have interchangeable members. Without a segment size, all
-groups with the same `share` are in one clique. With one, each group is cut into segments, each in one
-clique. A group whose members take no device (an MPI launcher) is a helper: it goes beside the first
-member that does. `PlacementTerms` are the demands of a member beside devices: a kind of tray (`where`), the
-IMEX channel of its node (each node has one, and it belongs to one ComputeDomain at a time), and groups that
-it must not share a tray with. A `GangPlan` assigns every member to a tray, names the spare trays, and states
-the price in fragmentation.
+A `Gang` runs whole or not at all. Its groups have interchangeable members. Without a segment size, all groups
+with the same `share` are in one clique. With one, each group is cut into segments, each in one clique. A
+group of members that take no device (an MPI launcher) is a helper: it goes beside the first member that does.
+`PlacementTerms` are the demands of a member beside devices: a kind of tray (`where`), the IMEX channel of its
+node (each node has one, and it belongs to one ComputeDomain at a time), and groups that it must not share a
+tray with. A `GangPlan` assigns every member to a tray, names the spare trays, and states the price in
+fragmentation.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,16 +44,16 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PlacementTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member requires beside devices: of its tray, and of the other members there."""
+    """The requirements of a member beside devices: on its tray, and on the other members there."""
 
     where: str = ""
-    """A key of `PlacementTray.closed`; "": any tray that is open."""
+    """A key of `PlacementTray.closed`, or "" for any tray that is open."""
     channel: bool = False
     """It has the IMEX channel of its tray: a node has one, and belongs to one ComputeDomain at a time."""
     likeness: str = ""
     """Its name in `apart`."""
     apart: tuple[str, ...] = ()
-    """Likenesses, perhaps its own, that are on no tray with it; the relation is symmetric."""
+    """Likenesses, perhaps its own, that are on no tray with it. The relation is symmetric."""
 
     def bar(self, other: "PlacementTerms") -> bool:
         """Whether two members with these terms are never on one tray."""
@@ -70,7 +70,7 @@ class GangGroup(msgspec.Struct, frozen=True, kw_only=True):
     devices: str | None = None
     """A kind of claims (GPUs, NICs) that each member has: a key of `PlacementTray.rooms`."""
     share: str = ""
-    """Groups with the same word here are in one clique (prefill here, decode there); segments come first."""
+    """Groups with the same word here are in one clique (prefill here, decode there). Segments come first."""
     terms: PlacementTerms | None = None
     """None: it requires nothing else."""
     follows: bool = False
@@ -99,7 +99,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Members that must share a clique: each group, with those that follow it, is cut into segments of this
     many. None: all groups of the same `share` are in one clique."""
     spares: Count = 0
-    """Trays to leave free in each clique that is used, for a member whose tray is lost."""
+    """Trays to leave free in each clique that is used, for a member that loses its tray."""
     exclusive: bool = False
     """Takes only trays that are empty, and each of them whole (they are reserved by a taint)."""
 
@@ -157,7 +157,7 @@ class ClaimCapacity(msgspec.Struct, frozen=True):
     """How many members with certain claims a tray can serve, as `core/allocate` found."""
 
     now: int
-    """Beside what is in use."""
+    """Beside the devices in use."""
     empty: int
     """When the holders of the tray's GPUs are gone."""
 
@@ -169,28 +169,28 @@ class PlacementTray(msgspec.Struct, frozen=True, kw_only=True):
     clique: str | None
     """None: the node has no clique (no NVLink fabric, or GPUs in two partitions)."""
     host: str | None = None
-    """Its value of `SchedulerLabels.host`, which node affinity reads; None if it is the name."""
+    """Its value of `SchedulerLabels.host`, which node affinity reads, or None if it is the name."""
     gpus: int
     """GPUs that it offers when nothing is in use."""
     shut: str | None = None
     """Why no new member may go there: cordoned, not ready, a taint, reserved."""
     is_unfit: bool = False
-    """It is shut because it is not what the job asks for: servicing the tray would not help."""
+    """It is shut because it does not meet the job's rule: servicing the tray would not help."""
     closed: Mapping[str, str] = {}
-    """By `PlacementTerms.where`: why members with it may not go there, while others may."""
+    """By `PlacementTerms.where`: the reason why members with it may not go there, while others may."""
     rooms: Mapping[str, ClaimCapacity] = {}
-    """By `GangGroup.devices`; a kind that is missing cannot be served."""
+    """By `GangGroup.devices`. A kind that is missing cannot be served."""
     scarce: Mapping[str, str] = {}
     """By `GangGroup.devices`: what is left of CPU, memory and the like, if a member needs more."""
 
     @property
     def sharing(self) -> str:
-        """The clique; a node without one shares memory with no other, and is a clique by itself."""
+        """The clique. A node without one shares memory with no other, and is a separate clique."""
         return self.clique or self.name
 
 
 class PlacementSite(msgspec.Struct, frozen=True):
-    """The trays of a cluster in the order in which they are to be filled, and what is in use on them."""
+    """The trays of a cluster in the order in which they are to be filled, and the holds on them."""
 
     trays: tuple[PlacementTray, ...]
     holds: tuple[TrayHold, ...] = ()
@@ -232,8 +232,8 @@ def placement_site(
 ) -> PlacementSite:
     """The site as pods with these tolerations and this rule may use it, with the holds of the state.
 
-    `counted`, `claimed`: how its job asks for GPUs. `tolerations`: None leaves taints out, because each group
-    of a gang reads them by its terms. `avoided`: nodes from which something else keeps the pods, and what.
+    `counted`, `claimed`: how its job requests GPUs. `tolerations`: None leaves taints out, because each group
+    of a gang reads them by its terms. `avoided`: nodes from which another rule keeps the pods, with the rule.
     """
     trays = []
     for node in state.nodes:
@@ -278,11 +278,11 @@ def without_foreign_names(holds: Iterable[TrayHold], viewer: str | None) -> tupl
 
 
 AvoidedTrays = Mapping[str, Mapping[str, str]]
-"""By group: nodes from which pods of other jobs keep it, and which."""
+"""By group: nodes that pods of other jobs keep it off, with the reason."""
 
 
 def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
-    """Nodes where those of a group and pods of other jobs are never together, and whose these are."""
+    """For each group, the nodes with pods of other jobs that it must be apart from, and their owner."""
     labels, domains, bound = (
         state.labels,
         TopologyDomains(state.nodes),
@@ -317,7 +317,7 @@ ClaimsByKind = Mapping[str, tuple[ResourceClaim, ...]]
 
 
 class DraDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """What drivers publish, and the claims that hold some of it."""
+    """The devices that drivers publish, and the claims that hold some of them."""
 
     nodes: tuple[Node, ...]
     classes: tuple[DeviceClass, ...]

@@ -1,16 +1,16 @@
-"""The kinds of objects that make pods: which groups of pods each makes, and where it has their template.
+"""The kinds of objects that make pods: the groups of pods that each makes, and the path of their template.
 
 `read_groups` yields the groups of one object. Known kinds are read by their own rules (`_READERS`). Any other
-object is looked through for pod templates; each is a group of as many pods as the nearest `replicas` around
-it says, and that is a guess, which whoever shows it has to say. Kinds in `NOT_JOBS` make no job.
+object is searched for pod templates. Each is a group of as many pods as the nearest `replicas` around it.
+This is a guess, and every surface that shows it must mark it as one. Kinds in `NOT_JOBS` make no job.
 
-The share of a group says which pods have to be in one NVLink clique: a replica of a LeaderWorkerSet or of a
+Groups with the same share have to be in one NVLink clique: a replica of a LeaderWorkerSet or of a
 PodCliqueSet, a slice of a DisaggregatedSet with an exclusive policy. Groups without one belong to the whole
 job.
 
 Sources: the APIs of apps/v1, batch/v1, kubeflow.org/v2beta1 and v1, jobset.x-k8s.io,
 leaderworkerset.x-k8s.io, disaggregatedset.x-k8s.io, ray.io, batch.volcano.sh, grove.io, kueue.x-k8s.io
-(Workload v1beta2) and nvidia.com (DynamoGraphDeployment v1beta1); mpi-operator 0.8.0, `newConfigMap` and
+(Workload v1beta2) and nvidia.com (DynamoGraphDeployment v1beta1). Also mpi-operator 0.8.0, `newConfigMap` and
 `managedByExternalController`.
 """
 
@@ -27,9 +27,9 @@ ObjectPath = tuple[str | int, ...]
 MAX_JOB_MEMBERS = 4096
 """Members of a job: far above any rack, and soon planned."""
 NOT_JOBS = frozenset({"DaemonSet", "PodTemplate", "TrainingRuntime", "ClusterTrainingRuntime"})
-"""Kinds with pod templates that run on every node, or make no pods by themselves."""
+"""Kinds with pod templates that run on every node, or make no pods directly."""
 _GENERAL = frozenset({"Deployment", "StatefulSet", "ReplicaSet", "CronJob", "Workload"})
-"""Kinds that mostly run what takes no device."""
+"""Kinds with pods that mostly take no device."""
 _MPI_VERSION = "kubeflow.org/v2beta1"
 _MPI_OPERATOR = "kubeflow.org/mpi-operator"
 VOLCANO = "batch.volcano.sh/"
@@ -42,10 +42,10 @@ class PodGroup(msgspec.Struct, frozen=True):
     name: str
     members: int
     template: ObjectPath
-    """Where the object has the template."""
+    """The path of the template in the object."""
     share: str = ""
     spec_key: str = "spec"
-    """What the template calls its pod spec. Others than `spec` have no metadata as a pod template has."""
+    """The template's key of its pod spec. Others than `spec` have no metadata as a pod template has."""
     follows: bool = False
     """The ranks of its members go on from those of the group before it."""
 
@@ -54,7 +54,7 @@ GroupReader = Callable[[JsonMapping], Iterator[PodGroup]]
 
 
 def read_groups(value: JsonMapping) -> Iterator[PodGroup]:
-    """The groups of an object that `is_job`. Raises Refused for what cannot be read."""
+    """The groups of an object that `is_job`. Raises Refused if it cannot be read."""
     kind = value["kind"]
     if kind == "Job" and str(value.get("apiVersion", "")).startswith(VOLCANO):
         return _volcano_job(value)
@@ -62,7 +62,7 @@ def read_groups(value: JsonMapping) -> Iterator[PodGroup]:
 
 
 def is_job(value: JsonMapping) -> bool:
-    """Whether an object makes pods that run together; bare pods are grouped by their owners instead."""
+    """Whether an object makes pods that run together. Bare pods are grouped by their owners instead."""
     kind = value.get("kind")
     if not isinstance(kind, str) or kind == "Pod" or kind in NOT_JOBS:
         return False
@@ -79,11 +79,11 @@ def is_for_devices(kind: str) -> bool:
     return kind in _READERS and kind not in _GENERAL
 
 
-# What readers share.
+# Helpers that readers share.
 
 
 def value_at(value: Any, path: ObjectPath) -> Any:
-    """What an object has at a path; None where it has nothing."""
+    """The value of an object at a path, or None if it has none."""
     for key in path:
         try:
             value = value[key]
@@ -100,7 +100,7 @@ def checked_name(name: object, what: str) -> str:
 
 
 def check_members(group: str, members: object, others: int) -> None:
-    """Refused for a number of members that no job of `others` members more can have."""
+    """Raises Refused for more members than a job with `others` other members can have."""
     if not isinstance(members, int) or members < 1:
         raise Refused(f"{group} has {members!r} members", nearest_fix="ask for a whole number from 1")
     if others + members > MAX_JOB_MEMBERS:
@@ -109,7 +109,7 @@ def check_members(group: str, members: object, others: int) -> None:
 
 
 def _count_at(value: Any, path: ObjectPath, default: int = 1) -> Any:
-    """A number of replicas; the default where none is written, and 0 where it is 0."""
+    """A number of replicas, or the default if none is written. A written 0 stays 0."""
     found = value_at(value, path)
     return default if found is None else found
 
@@ -180,7 +180,7 @@ def waits_for_workers(mpi_job: JsonMapping) -> bool:
 
 
 def other_manager(mpi_job: JsonMapping) -> str | None:
-    """Who reconciles an MPIJob instead of the MPI operator, which makes nothing of it then; else None."""
+    """The manager that reconciles an MPIJob instead of the MPI operator, which then ignores it, or None."""
     manager = value_at(mpi_job, ("spec", "runPolicy", "managedBy"))
     return None if manager in (None, _MPI_OPERATOR) else str(manager)
 
@@ -254,7 +254,7 @@ def _leader_worker_set(value: JsonMapping) -> Iterator[PodGroup]:
 
 
 def _disaggregated_set(value: JsonMapping) -> Iterator[PodGroup]:
-    """A slice has every role once, each as a LeaderWorkerSet; an exclusive policy keeps it in one domain."""
+    """A slice has every role once, each as a LeaderWorkerSet. An exclusive policy keeps it in one domain."""
     policy = value_at(value, ("spec", "placementPolicy", "type"))
     together = policy in ("ExclusiveSlice", "ExclusiveTopology")
     for slice_ in range(_count_at(value, ("spec", "slices"))):
@@ -279,9 +279,9 @@ def _leaders_and_workers(value: JsonMapping, spec: ObjectPath) -> Iterator[tuple
 
 
 def _pod_clique_set(value: JsonMapping) -> Iterator[PodGroup]:
-    """Each replica has every clique; a scaling group repeats those that it names, as many times as it says.
+    """Each replica has every clique. A scaling group repeats those that it names, as often as its `replicas`.
 
-    A required pack holds within each replica of what has it: the set, else the scaling group.
+    A required pack holds within each replica of its object: the set, or else the scaling group.
     """
     template: ObjectPath = ("spec", "template")
     cliques = dict(_items_at(value, (*template, "cliques"), "clique"))
@@ -307,9 +307,9 @@ def _pod_clique_set(value: JsonMapping) -> Iterator[PodGroup]:
 
 
 def _dynamo_graph(value: JsonMapping) -> Iterator[PodGroup]:
-    """Components; one of several nodes has that many pods a replica. The graph is one unit.
+    """The components. One of several nodes has that many pods a replica. The graph is one unit.
 
-    Where only components have a topology constraint, each replica of them is packed by itself.
+    If only components have a topology constraint, each of their replicas is packed separately.
     """
     if value.get("apiVersion") == _DYNAMO_OLD:
         name = object_name(value)
@@ -335,13 +335,13 @@ def _dynamo_graph(value: JsonMapping) -> Iterator[PodGroup]:
 
 
 def _kueue_workload(value: JsonMapping) -> Iterator[PodGroup]:
-    """What Kueue makes of a job to admit it: the pod sets of a job of any kind."""
+    """Kueue's object for the admission of a job: the pod sets of a job of any kind."""
     for name, path in _items_at(value, ("spec", "podSets"), "podset"):
         if (count := _count_at(value, (*path, "count"))) != 0:
             yield PodGroup(name, count, (*path, "template"))
 
 
-# What is not known.
+# Kinds that are not known.
 
 
 def _guessed(value: JsonMapping) -> Iterator[PodGroup]:
@@ -357,7 +357,7 @@ _DEEPEST = 24
 def _templates(
     value: Any, path: ObjectPath, name: str = "pod", members: Any = 1
 ) -> Iterator[tuple[str, Any, ObjectPath]]:
-    """Name, pods and path of every pod template below a path; those inside pods are none of their own."""
+    """Name, pods and path of every pod template below a path, except templates inside pods."""
     if isinstance(value, Mapping):
         if path and _is_template(value):
             yield name, members, path
@@ -404,7 +404,7 @@ JOB_KINDS = (*_READERS, "Pod")
 
 
 def controller_labels(kind: str, name: str, group: str) -> dict[str, str]:
-    """The labels that tell the pods of a group of a job from all others."""
+    """The labels that distinguish the pods of a group of a job from all others."""
     match kind:
         case "MPIJob":
             return {

@@ -1,11 +1,10 @@
 """Results of NVIDIA's acceptance suite for cloud partners, decided from one snapshot of a site.
 
 Identifiers are those of the `ai-cloud-validation` test plan, for the tests about NVLink, IMEX and
-ComputeDomains. A test fails by the findings of the checks that it rests on. It passes only where the
-layer was read, nothing speaks against it, and there was something to observe; otherwise it is unknown. A
-test that needs something to be created, stopped or measured is not decided by a snapshot and is reported
-as not run. So is a test that passes on simulated layers: a simulation proves nothing about the machines
-that a buyer gets.
+ComputeDomains. A test fails by the findings of the checks that it rests on. It passes only if the layer was
+read, no finding contradicts it, and there was something to observe. Otherwise it is unknown. A test that
+needs something to be created, stopped or measured is not decided by a snapshot and is reported as not run. So
+is a test that passes on simulated layers: a simulation proves nothing about the machines that a buyer gets.
 
 The result also lists for each node whether it has NVLink and which NVLink domain it is in.
 """
@@ -43,7 +42,7 @@ class AcceptanceResult(msgspec.Struct, frozen=True):
 
 
 class NodeNvlink(msgspec.Struct, frozen=True):
-    """What the suite asks a provider for each node."""
+    """The facts that the suite requires from a provider for each node."""
 
     node: str
     nvlink_supported: bool
@@ -57,7 +56,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Seconds since the epoch."""
     simulated: bool
-    """Whether any layer is simulated; then no test passes."""
+    """Whether any layer is simulated. If so, no test passes."""
     results: tuple[AcceptanceResult, ...]
     nodes: tuple[NodeNvlink, ...]
 
@@ -84,7 +83,7 @@ def acceptance(snapshot: SiteSnapshot) -> Acceptance:
         results.append(AcceptanceResult(id_, name, outcome, evidence))
     nodes = []
     for node in snapshot.nodes:
-        # A node whose GPUs are in several domains is cabled or recorded wrongly: no domain is named then.
+        # A node with GPUs in several domains is cabled or recorded wrongly, so no domain is named.
         domains = {chain.fabric.domain for chain in index.by_node.get(node.name, ()) if chain.fabric}
         domain = domains.pop() if len(domains) == 1 else None
         nodes.append(NodeNvlink(node.name, domain is not None or node.clique is not None, domain))
@@ -107,7 +106,7 @@ def _partition_listing(index: SnapshotIndex, findings: Findings) -> Decision:
 
 
 def _shared_partition_id(index: SnapshotIndex, findings: Findings) -> Decision:
-    """Two instances that ask for one logical partition in one domain are in one physical partition."""
+    """Two instances that request one logical partition in one domain are in one physical partition."""
     members = grouped(
         ((chain.fabric.domain, chain.wanted.logical), (chain.wanted.instance, chain.partition.id))
         for chain in index.chains
@@ -190,7 +189,7 @@ def _same_nvlink(index: SnapshotIndex, findings: Findings) -> Decision:
     )
     apart = []
     for key, places in sorted(used.items()):
-        # In no partition is as bad as in two: such a GPU reaches none of the others.
+        # A GPU in no partition is as bad as one in two: it reaches none of the others.
         if len(set(places)) > 1 or any(partition is None for _, partition in places):
             names = {
                 f"{'no partition' if partition is None else f'partition {partition}'} of domain {domain}"
@@ -211,12 +210,12 @@ def _decide_by_checks(
     checks: Iterable[str],
     proof: str,
 ) -> Decision:
-    """Fail by the findings of `checks`; pass only if the layer was read and had something to observe."""
+    """Fail by the findings of `checks`. Pass only if the layer was read and had something to observe."""
     against = [finding for check in checks for finding in findings.get(check, ())]
     failed = tuple(_finding_text(finding) for finding in against if finding.state is CheckState.FAILS)
     if failed:
         return AcceptanceOutcome.FAIL, failed
-    # A domain whose controllers do not answer leaves every statement about the fabric in doubt.
+    # If a domain's controllers do not answer, every statement about the fabric is in doubt.
     unread = findings.get(Check.CONTROLLER, ()) if layer is Layer.FABRIC else ()
     if doubts := tuple(map(_finding_text, (*against, *unread))):
         return AcceptanceOutcome.UNKNOWN, doubts

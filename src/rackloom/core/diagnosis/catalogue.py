@@ -1,13 +1,13 @@
 """The catalogue of checks: their names, their order, and which check explains which.
 
 The names appear in tables, JSON, metrics and scenario files, so they are part of the interface.
-Checks on which others depend come first. `HOST_CHECKS` exist only for a host whose own files are read.
+Checks on which others depend come first. `HOST_CHECKS` exist only for a host with its own files read.
 Findings of equal severity are sorted in this order, those of the host first.
 
 `EXPLAINS` is the causal graph: a finding of the check on the left is the plain cause of findings of the
-checks on the right, if both concern the same place. `examination` folds findings along this graph. An
-unknown finding explains no failure, except for the checks in `SILENCE_EXPLAINS_FAILURES`: a kubelet that
-does not answer breaks what runs on its node.
+checks on the right, if both concern the same place. `examination` folds findings along this graph. An unknown
+finding explains no failure, except for the checks in `SILENCE_EXPLAINS_FAILURES`: a kubelet that does not
+answer breaks the pods on its node.
 """
 
 import re

@@ -25,7 +25,7 @@ from rackloom.core.diagnosis.snapshot import (
 )
 
 IMEX_CONFIG_FILE = "/etc/nvidia-imex/config.cfg"
-"""Read by an nvidia-imex that the host runs; a daemon in a pod has its own file."""
+"""Read by an nvidia-imex that the host runs. A daemon in a pod has its own file."""
 
 
 class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -101,7 +101,7 @@ class CdiSetting(StrEnum):
     ON = "on"
     OFF = "off"
     UNSAID = "unsaid"
-    """Not set, so that containerd's default counts; or the host may use another configuration."""
+    """Not set, so containerd's default counts, or the host may use another configuration."""
     UNREADABLE = "unreadable"
     """A configuration exists and cannot be parsed."""
 
@@ -114,29 +114,29 @@ class ImexEvidence(msgspec.Struct, frozen=True, kw_only=True):
     in_pods: tuple[int, ...] = ()
     """Those of them that are known to run in a pod."""
     outside: tuple[int, ...] | None
-    """Those of them that run in no pod; None if none is known to, and some are unknown."""
+    """Those of them that run in no pod. None if none is known to, and some are unknown."""
     enabled: bool | None
     """Whether the host starts nvidia-imex when it boots."""
     offered: bool | None
     """Whether the loaded driver has device numbers for IMEX channels."""
     channels: tuple[int, ...] = ()
-    """Channels with device files on the host itself; a plugin creates them in containers only."""
+    """Channels with device files on the host itself. A plugin creates them in containers only."""
     named: tuple[str, ...] | None = None
-    """The nodes in the host's own configuration; None if it, or the file that it names, is missing."""
+    """The nodes in the host's own configuration, or None if it, or the file that it names, is missing."""
     connected: int | None = None
-    """Number of peer addresses to whose server port the processes are connected."""
+    """Number of peer addresses with a server port that the processes are connected to."""
 
 
 class HostEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """One host as its own files show it. None: that could not be read."""
 
     here: str
-    """Its name in findings: `node n1` where its cluster is known, else `host n1`."""
+    """Its name in findings: `node n1` if its cluster is known, else `host n1`."""
     driver_version: str | None
     runtime: str | None
     """Container runtime and version, as in a node's status: `containerd://2.0.1`."""
     cdi_setting: CdiSetting
-    """From the configuration of containerd; other runtimes are not read."""
+    """From the configuration of containerd. Other runtimes are not read."""
     imex: ImexEvidence
     meshed: bool = False
     """Whether the cluster, if it was read, has the mesh state that the node's IMEX daemon reported."""

@@ -2,22 +2,22 @@
 
 `examine` takes four steps:
 
-1. Run every check. A layer that was not asked adds nothing; a layer that could not be read adds that it
-   is unknown. Checks of the cluster run only where the cluster was read.
-2. `merge_host_findings` unites findings of the cluster and of a host's own files about one fault. Findings
-   of one check are tied by the device that they concern, those about an IMEX mesh by anything that they
-   concern. The merged finding keeps the worse state and the evidence of both sides. What the host saw to
-   be well overrules a cluster that does not know the same devices.
-3. `fold_consequences` puts each finding under its cause. A cause is a finding whose check explains this
-   one in the catalogue and that shares a place with it. A finding about places that differ from one
-   another is explained only if at most one of its sides stays without a cause. The root takes the worst
-   severity of all that follows from it.
+1. Run every check. A layer that was not selected adds nothing. A layer that could not be read adds an unknown
+   finding. Checks of the cluster run only if the cluster was read.
+2. `merge_host_findings` unites findings of the cluster and of a host's own files about one fault. Findings of
+   one check are tied by the device that they concern, those about an IMEX mesh by anything that they concern.
+   The merged finding keeps the worse state and the evidence of both sides. A host that saw healthy devices
+   overrules a cluster that does not know the same devices.
+3. `fold_consequences` puts each finding under its cause. A cause is a finding that shares a place with this
+   one and has a check that explains it in the catalogue. A finding about places that differ from one another
+   is explained only if at most one of its sides stays without a cause. The root takes the worst severity of
+   all that follows from it.
 
 `unfolded` returns the findings before step 3, for callers that judge by single checks, such as
 `acceptance`.
 
-Most checks look at one part of a site only, such as a rack (`check_part`); here the part is all of it.
-`reexamination` runs the same checks part by part, and again only where something differs.
+Most checks look at one part of a site only, such as a rack (`check_part`). Here the part is all of it.
+`reexamination` runs the same checks part by part, and repeats only those of parts that differ.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings without a cause, the worst first, each with the findings that follow from it.
 
     Each finding has at most one cause, so findings form trees. A root gets the worst severity of its tree.
-    An unknown finding explains no failure, except where the catalogue says that it does.
+    An unknown finding explains no failure, except for the checks that the catalogue lists.
     """
     # Sorted first, so that among findings of one check at one place the worst is taken as the cause.
     ordered = sorted(findings, key=_full_order)
@@ -99,7 +99,7 @@ def _full_order(finding: Finding) -> tuple[Any, ...]:
 def _cause_of(
     finding: Finding, ordered: list[Finding], first_at: Mapping[tuple[str, str], int]
 ) -> int | None:
-    """The cause, as an index of `ordered`, whose check comes first in the catalogue."""
+    """The cause with the first check in the catalogue, as an index of `ordered`."""
     checks = _CAUSES.get(finding.check, ())
     found: dict[str, int] = {}
     for place in finding.where:
@@ -140,10 +140,10 @@ def _with_consequences(cause: Finding, effects: list[Finding]) -> Finding:
 
 
 def merge_host_findings(cluster: Iterable[Finding], host: Sequence[Finding]) -> Iterator[Finding]:
-    """All findings; a cluster's and a host's of one check about one device become one, with both evidence.
+    """All findings, with a cluster's and a host's merged if they are of one check about one device.
 
-    A host finding that holds is evidence beside the cluster's finding. It overrules the cluster only if the
-    cluster's finding is unknown.
+    The merged finding has the evidence of both. A host finding that holds is evidence beside the cluster's
+    finding. It overrules the cluster only if the cluster's finding is unknown.
     """
     numbers = {key: number for number, finding in enumerate(host) for key in _merge_keys(finding)}
     merged: set[int] = set()
@@ -158,7 +158,7 @@ def merge_host_findings(cluster: Iterable[Finding], host: Sequence[Finding]) -> 
 
 
 def _merge_keys(finding: Finding) -> Iterator[tuple[str, str]]:
-    """The check with each device that the finding concerns; of a mesh, with everything that it concerns.
+    """The check with each device that the finding concerns, or for a mesh with everything that it concerns.
 
     A node has one mesh. Other findings of one check at one node may describe different faults, such as a pod
     with a wrong NIC and a GPU without a near NIC.
@@ -172,9 +172,9 @@ def _device_places(finding: Finding) -> tuple[str, ...]:
 
 
 def _merged(cluster: Finding, host: Finding) -> Finding:
-    """The worse of the two (the host's, where it overrules), under the cluster's subject."""
+    """The worse of the two (the host's, if it overrules), under the cluster's subject."""
     main = cluster if worst_severity((cluster, host)) is cluster.severity else host
-    # The host overrules the cluster if it saw that all devices hold whose state the cluster does not know.
+    # The host overrules an unknown finding of the cluster if it saw that all its devices hold.
     devices = _device_places(cluster)
     if cluster.state is CheckState.UNKNOWN and host.state is CheckState.HOLDS:
         main = host if devices and set(devices) <= set(_device_places(host)) else main
@@ -201,11 +201,12 @@ def examine(
     host: Sequence[Finding] = (),
     between: Callable[[], object] = _do_nothing,
 ) -> tuple[Finding, ...]:
-    """What does not hold or is unknown in `snapshot`; empty when everything that was read holds.
+    """The findings of `snapshot` that fail or are unknown. Empty if everything that was read holds.
 
-    A layer that was not asked adds nothing, and one that could not be read adds that it is unknown. `joined`
-    are the chains of `snapshot`, if the caller has them; `host` are the findings of one of its hosts, those
-    that hold included. `between` is called before each check and may block, to yield the processor.
+    A layer that was not selected adds nothing, and one that could not be read adds an unknown finding.
+    `joined` are the chains of `snapshot`, if the caller has them. `host` are all findings of one of its
+    hosts, including those that hold. `between` is called before each check and may block, to yield the
+    processor.
     """
     index = SnapshotIndex(snapshot, joined)
     found = merge_host_findings(unfolded(index, between), host)
@@ -234,7 +235,7 @@ def unfolded(index: SnapshotIndex, between: Callable[[], object] = _do_nothing) 
 
 
 class SiteFacts(NamedTuple):
-    """What the checks of a part of a site need to know of all of it, as far as it concerns the part."""
+    """Facts about the whole site that the checks of a part need, as far as they concern the part."""
 
     sees_cluster: bool
     """Whether the cluster was read."""
@@ -243,13 +244,13 @@ class SiteFacts(NamedTuple):
     drivers: tuple[str, ...]
     """Those that should publish devices of every node with a clique."""
     is_settled: bool = True
-    """Whether no GPU is recorded that left its machine: one may be listed in any part."""
+    """Whether no recorded GPU has left its machine: such a GPU may be listed in any part."""
     shared_pods: frozenset[str] = frozenset()
     """Pods, `namespace/name`, with devices in other parts as well."""
 
 
 class PartFindings(NamedTuple):
-    """What the checks of a part of a site find in it."""
+    """The results of the checks of a part of a site."""
 
     findings: tuple[Finding, ...]
     misplaced: tuple[MisplacedGpu, ...]
@@ -259,10 +260,10 @@ class PartFindings(NamedTuple):
 def check_part(
     index: SnapshotIndex, facts: SiteFacts, between: Callable[[], object] = _do_nothing
 ) -> PartFindings:
-    """What is wrong in a part of a site, or in all of it, and what `check_across` makes findings of.
+    """The findings in a part of a site, or in all of it, and the input from which `check_across` makes more.
 
-    The outcome depends on the part and on `facts` alone, and not on the time: whatever else the checks
-    need is checked across the parts.
+    The outcome depends on the part and on `facts` alone, and not on the time. Checks that need anything else
+    run across the parts.
     """
     checks: list[Iterable[Finding]] = [
         check_fabric(index),

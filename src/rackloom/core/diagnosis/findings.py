@@ -1,12 +1,12 @@
-"""What a check returns: a subject and whether it holds, fails or is unknown, with evidence and a fix.
+"""The result of a check: a subject and whether it holds, fails or is unknown, with evidence and a fix.
 
 `holds`, `fails` and `unknown` construct findings. A finding that fails or is unknown names a command that
-changes it, or that makes it visible. `where` lists everything that it concerns; `sides` groups places
+changes it, or that makes it visible. `where` lists everything that it concerns. `sides` groups places
 that differ from one another, so that a cause at all but one side explains the difference.
 
 `severity_order` sorts: the worst severity first, then the order of the catalogue, then the subject. An
-unknown that leaves tenants' instances without an answer ranks just before warnings. `verdict` sums up:
-one failure fails the whole, and without a failure any unknown, or no finding at all, keeps it unknown.
+unknown that affects tenants' instances ranks just before warnings. `verdict` sums up: one failure fails the
+whole, and without a failure any unknown, or no finding at all, keeps it unknown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ def unique(*names: str) -> tuple[str, ...]:
 
 
 class CheckState(StrEnum):
-    """Whether what a check requires is the case."""
+    """Whether the requirement of a check is met."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -76,12 +76,12 @@ class Finding(msgspec.Struct, frozen=True):
 
     check: str
     subject: str
-    """What it is about: `Pod team/worker-0`, `node tray-3`."""
+    """Its subject, such as `Pod team/worker-0` or `node tray-3`."""
     state: CheckState
     severity: Severity
     message: str
     evidence: tuple[str, ...] = ()
-    """What each source reports, with its name."""
+    """The report of each source, with its name."""
     where: tuple[str, ...] = ()
     """Everything that it concerns, as `node n1`, `domain 5c1d`, `machine m-3`: findings that share an entry
     may have one cause."""
@@ -89,21 +89,21 @@ class Finding(msgspec.Struct, frozen=True):
     """For places that differ from one another: groups of equal places. Causes at all sides but one explain
     the difference."""
     since: float | None = None
-    """Since when, seconds since the epoch; None: no layer reports it."""
+    """Its start, in seconds since the epoch, or None if no layer reports it."""
     fix: str = ""
-    """A command that fixes it, or shows what must change; empty where it holds."""
+    """A command that fixes it, or shows what must change. Empty if it holds."""
     instances: int = 0
-    """How many tenants' instances have an unknown state because of it."""
+    """Number of tenants' instances that have an unknown state because of it."""
     consequences: tuple[str, ...] = ()
     """Findings that follow from it and are not listed separately, as `check: subject`."""
     title: str = ""
-    """What is wrong and where, as every surface names it: `rack-02/slot-4/gpu-2 is lost`."""
+    """The problem and its place, as every surface names them: `rack-02/slot-4/gpu-2 is lost`."""
     place: str = ""
-    """Where it is, as the title names it: `rack-02/slot-4/gpu-2`. Empty if no layer knows the place."""
+    """Its place, as the title names it: `rack-02/slot-4/gpu-2`. Empty if no layer knows the place."""
     affects: tuple[str, ...] = ()
     """Jobs, pods and tenants that use what it concerns: `MPIJob team/train`, `tenant blue`."""
     steps: tuple[RepairStep, ...] = ()
-    """The commands of `fix`, each with what it does and how much it disturbs."""
+    """The commands of `fix`, each with its action and its effect."""
     runbook: str = ""
     """The name of its runbook: `rackloom doctor --runbook NAME` prints it."""
 
@@ -127,7 +127,7 @@ def fails(
     sides: tuple[tuple[str, ...], ...] = (),
     since: float | None = None,
 ) -> Finding:
-    """It was observed not to be as it should be; `fix` is a command that changes it."""
+    """It was observed not to be as it should be. `fix` is a command that changes it."""
     return Finding(check, subject, CheckState.FAILS, severity, message, evidence, where, sides, since, fix)
 
 
@@ -142,7 +142,7 @@ def unknown(
     since: float | None = None,
     instances: int = 0,
 ) -> Finding:
-    """It could not be observed; `fix` is a command that makes it visible."""
+    """It could not be observed. `fix` is a command that makes it visible."""
     state, severity = CheckState.UNKNOWN, Severity.UNKNOWN
     return Finding(check, subject, state, severity, message, evidence, where, (), since, fix, instances)
 
@@ -153,7 +153,7 @@ def needs_attention(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def verdict(findings: tuple[Finding, ...]) -> CheckState:
-    """Fails with any failure; else unknown with anything unknown, or with no finding; else holds."""
+    """FAILS with any failure, UNKNOWN with anything unknown or no finding at all, or else HOLDS."""
     states = {finding.state for finding in findings}
     if CheckState.FAILS in states:
         return CheckState.FAILS

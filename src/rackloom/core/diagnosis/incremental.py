@@ -1,8 +1,8 @@
 """Incremental join: split a snapshot into independent shares and join only those that changed.
 
-`recompute_changed` is the memo behind every step: a value is made again only where its input differs from
-the previous one. Its function sees nothing but that input, so the outcome always equals a full
-computation. Unchanged inputs are mostly the same objects, and comparing these costs next to nothing.
+`recompute_changed` is the memo behind every step: a value is recomputed only if its input differs from the
+previous one. Its function sees nothing but that input, so the outcome always equals a full computation.
+Unchanged inputs are mostly the same objects, and comparing these costs next to nothing.
 
 `split_snapshot` takes these steps:
 
@@ -10,12 +10,13 @@ computation. Unchanged inputs are mostly the same objects, and comparing these c
 2. List for each group the parts of the join key that it names. A slot stands for its whole chassis, so
    the trays of a chassis stay together.
 3. Unite groups that name a common part: union-find with path halving gives the connected components. A
-   component is a share, named by its first group; mostly it is a rack.
-4. `ShareContents` adds what belongs to the GPUs of the share: partitions, logical partitions, interfaces,
-   nodes, allocated devices with all other devices of the same pods, claims, ComputeDomains, transfers.
+   component is a share, named by its first group. Mostly it is a rack.
+4. `ShareContents` adds the records that belong to the GPUs of the share: partitions, logical partitions,
+   interfaces, nodes, allocated devices with all other devices of the same pods, claims, ComputeDomains,
+   transfers.
 
 No part of the key crosses shares, so `join_shares` can join each alone: the chains of all shares, sorted,
-equal `gpu_chains` of the whole snapshot, whatever the previous state was.
+equal `gpu_chains` of the whole snapshot, regardless of the previous state.
 """
 
 from collections import defaultdict
@@ -40,7 +41,7 @@ from rackloom.core.diagnosis.snapshot import (
 )
 from rackloom.topology.join_key import GpuKey
 
-# Memo: recompute only what depends on changed input.
+# Memo: recompute only values that depend on changed input.
 
 
 K = TypeVar("K")
@@ -54,7 +55,7 @@ Memo = Mapping[K, tuple[I, V]]
 def recompute_changed(
     before: Memo[K, I, V], inputs: Mapping[K, I], make: Callable[[I], V]
 ) -> dict[K, tuple[I, V]]:
-    """`make(input)` under every name; for an input that equals the previous one, the previous value itself.
+    """`make(input)` under every name, or the previous value itself if the input equals the previous one.
 
     `make` depends on nothing but its input, so the outcome equals that of making everything again. Inputs are
     mostly the same objects as before. Comparing these is a comparison of addresses and costs next to nothing.
@@ -97,7 +98,7 @@ ContentIndexes = Memo[str, _FieldRecords, Any]
 
 
 class ShareContents:
-    """Indexes of one snapshot, each built once; a field that equals that of `before` keeps its index."""
+    """Indexes of one snapshot, each built once. A field that equals that of `before` keeps its index."""
 
     def __init__(self, snapshot: SiteSnapshot, before: ContentIndexes) -> None:
         fields = {field: _FieldRecords(field, getattr(snapshot, field)) for field in _INDEXES}
@@ -135,7 +136,7 @@ def _found(index: Mapping[K, V], names: Iterable[K]) -> tuple[V, ...]:
 
 
 class _TransferIndex:
-    """Transfers by the UUID of their GPU, or by node where the UUID is not known."""
+    """Transfers by the UUID of their GPU, or by node if the UUID is not known."""
 
     def __init__(self, transfers: Iterable[MeasuredTransfer]) -> None:
         self._found: Mapping[Hashable, list[MeasuredTransfer]] = grouped(
@@ -209,19 +210,19 @@ class _GroupedRecords(NamedTuple):
     """The records of one kind by group."""
 
     runs: tuple[tuple[GroupName, tuple[Any, ...]], ...]
-    """Consecutive records of one group; mostly one run is the whole group."""
+    """Consecutive records of one group. Mostly one run is the whole group."""
     groups: Memo[GroupName, tuple[Any, ...], JoinTies]
 
 
 class _ShareInputs(NamedTuple):
-    """What the records of one kind in each share depend on."""
+    """The input that determines the records of one kind in each share."""
 
     grouped: _GroupedRecords
     homes: Mapping[GroupName, GroupName]
 
 
 class _ShareParts(NamedTuple):
-    """What a share is made of beside the indexes of the whole snapshot."""
+    """The parts of a share, beside the indexes of the whole snapshot."""
 
     records: tuple[tuple[Any, ...], ...]
     """Those of each kind."""
@@ -231,7 +232,7 @@ class _ShareParts(NamedTuple):
 
 
 class SnapshotShares(msgspec.Struct, frozen=True, kw_only=True):
-    """The shares of one snapshot, and what the next snapshot is compared with."""
+    """The shares of one snapshot, and the values that the next snapshot is compared with."""
 
     kinds: Memo[str, _KindRecords, _GroupedRecords] = msgspec.field(default_factory=dict)
     parts: Mapping[GroupName, frozenset[Hashable]] = msgspec.field(default_factory=dict)
@@ -248,7 +249,7 @@ class SnapshotShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_snapshot(snapshot: SiteSnapshot, before: SnapshotShares) -> SnapshotShares:
-    """Split a snapshot into shares; `before` are the shares of any earlier snapshot."""
+    """Split a snapshot into shares. `before` are the shares of any earlier snapshot."""
     known = before.kinds
     records = {kind: _KindRecords(kind, getattr(snapshot, found.field)) for kind, found in _KINDS.items()}
     kinds = recompute_changed(
@@ -269,7 +270,7 @@ def split_snapshot(snapshot: SiteSnapshot, before: SnapshotShares) -> SnapshotSh
         )
         for home, names in grouped((home, name) for name, home in homes.items()).items()
     }
-    # While all else is the same, a share differs only where its own records do.
+    # While all else is the same, a share differs only if its own records do.
     snapshots = recompute_changed(
         before.snapshots if contents.is_same else {}, shares, lambda parts: _share_snapshot(contents, parts)
     )
@@ -301,7 +302,7 @@ def _records_by_share(inputs: _ShareInputs) -> dict[GroupName, tuple[Any, ...]]:
 
 
 def _concatenated(runs: Iterable[tuple[GroupName, tuple[Any, ...]]]) -> dict[GroupName, tuple[Any, ...]]:
-    """The records of each name in the order of the snapshot: of contradicting records the first counts."""
+    """The records of each name in the order of the snapshot: the first of contradicting ones counts."""
     # Most names have one run. Keeping that very tuple makes the next comparison one of addresses.
     return {name: some[0] if len(some) == 1 else tuple(chain(*some)) for name, some in grouped(runs).items()}
 
@@ -394,7 +395,7 @@ class JoinedShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def join_shares(snapshot: SiteSnapshot, before: JoinedShares) -> JoinedShares:
-    """Every GPU through all layers; only shares that differ from `before` are joined again.
+    """Every GPU through all layers. Only shares that differ from `before` are joined again.
 
     `before` may be the join of any snapshot, or `JoinedShares()`: the result is the same.
     """

@@ -1,10 +1,9 @@
 """A snapshot with the indexes that several checks share, and the names of places in findings.
 
-`SnapshotIndex` builds each index on first use: chains by node, domains, logical partitions, nodes,
-devices and their allocations by name, and which machine a node runs on (where their GPUs show it). `can_see`
-says whether a layer was read, so that something missing in it is really missing. `is_fresh` says whether
-the reading of an NVLink domain shows how things are now; a check must not judge a domain that is not
-fresh.
+`SnapshotIndex` builds each index on first use: chains by node, domains, logical partitions, nodes, devices
+and their allocations by name, and the machine that a node runs on, if their GPUs show it. `can_see` returns
+whether a layer was read, so that something missing in it is really missing. `is_fresh` returns whether the
+reading of an NVLink domain shows its present state. A check must not judge a domain that is not fresh.
 
 The functions `at_...` spell the entries of `Finding.where`. Two findings that share an entry concern the
 same thing, and `examination` folds one under the other by comparing these strings, so every check has to
@@ -54,7 +53,7 @@ class SnapshotIndex:
         self._names_of_node: dict[str, tuple[PartName, Mapping[DeviceId, str]]] = {}
 
     def can_see(self, layer: Layer) -> bool:
-        """Whether a layer was read: what is missing in it is then really missing."""
+        """Whether a layer was read, so that a record missing in it is really missing."""
         status = self.snapshot.layer(layer)
         return status is not None and status.unknown_since is None
 
@@ -164,7 +163,7 @@ class SnapshotIndex:
         return tray, names
 
     def at_tray(self, node: str) -> tuple[str, ...]:
-        """How `Finding.where` names a node and, where it is known, its machine."""
+        """The names of a node and, if known, its machine in `Finding.where`."""
         machine = self.machine_of_node.get(node)
         return (at_node(node),) if machine is None else (at_node(node), at_machine(machine))
 
@@ -185,7 +184,7 @@ def places_around(gpus: Iterable[GpuChain]) -> tuple[str, ...]:
 
 
 def at_device(device: DeviceRecord) -> str:
-    """How `Finding.where` names a device; device names are unique per driver and node only."""
+    """The name of a device in `Finding.where`. Device names are unique per driver and node only."""
     return f"device {device.node}/{device.driver}/{device.name}"
 
 

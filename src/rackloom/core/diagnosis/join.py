@@ -2,19 +2,18 @@
 
 `gpu_chains` works in three steps:
 
-1. `GpuIdentities` collects the records of each GPU. It indexes the parts of the join key that mean
-   something beyond one machine: slot and module, fabric GUID, GPU UUID. A new record is compared only
-   with the GPUs that share a part with it, and `topology.identity.joins` decides whether both are one
-   GPU. A record that shares one part and contradicts another is not merged; the known GPU gets a conflict
-   that names both sides. Where the slot that it names is taken by a GPU that it does not match, the
-   record is dropped: one slot holds one GPU.
+1. `GpuIdentities` collects the records of each GPU. It indexes the parts of the join key that mean something
+   beyond one machine: slot and module, fabric GUID, GPU UUID. A new record is compared only with the GPUs
+   that share a part with it, and `topology.identity.joins` decides whether both are one GPU. A record that
+   shares one part and contradicts another is not merged. The known GPU gets a conflict that names both sides.
+   If a GPU that it does not match has the slot that it names, the record is dropped: one slot holds one GPU.
 2. The order of records decides which source is trusted about a slot. First comes the switch controller of the
-   domain in which the site records the tray, then the machine records, then what other controllers list,
+   domain in which the site records the tray, then the machine records, then the lists of other controllers,
    then published devices. So a controller that answers first cannot take a tray off the site.
-3. `LayerLookups` finds what belongs to a GPU in each layer, by the names that the layer itself uses:
-   partition, logical partition, interface of the instance, node, allocation, ComputeDomain, IMEX channel,
-   newest transfer. `Rails` is the one rule for which NICs serve which GPU: the NIC that the GPU's plugin
-   names, then all NICs that name the GPU. PCI addresses are compared within one node only.
+3. `LayerLookups` finds the records that belong to a GPU in each layer, by the names that the layer itself
+   uses: partition, logical partition, interface of the instance, node, allocation, ComputeDomain, IMEX
+   channel, newest transfer. `Rails` is the one rule for which NICs serve which GPU: the NIC that the GPU's
+   plugin names, then all NICs that name the GPU. PCI addresses are compared within one node only.
 
 The work is linear in the number of records. GPUs with a known slot come first, by domain, tray and
 module.
@@ -83,9 +82,9 @@ class GpuIdentities(Generic[T]):
         """Add a record to the GPU that it describes, or as a new GPU.
 
         Each slot, GUID and UUID leads to at most one GPU. A record that shares a part with a known GPU and
-        contradicts another part describes a different GPU; the known one gets a conflict with both sides. The
+        contradicts another part describes a different GPU. The known one gets a conflict with both sides. The
         record is dropped if a contradicting GPU already holds the slot that it names, because one slot holds
-        one GPU. Where two records name the same part, the first one counts.
+        one GPU. If two records name the same part, the first one counts.
         """
         place, guid, uuid = key.place, key.fabric_guid, key.gpu_uuid
         holder = None if place is None else self._at_place.get(place.value)
@@ -119,7 +118,7 @@ class GpuIdentities(Generic[T]):
     def _add_disputed(
         self, new: JoinedGpu[T], named: Iterable[JoinedGpu[T] | None], holder: JoinedGpu[T] | None
     ) -> None:
-        """Add a record whose parts lead to several GPUs, or that contradicts the only one."""
+        """Add a record with parts that lead to several GPUs, or that contradicts the only one."""
         same: list[JoinedGpu[T]] = []
         contradicting: list[JoinedGpu[T]] = []
         for known in {id(gpu): gpu for gpu in named if gpu is not None}.values():
@@ -139,7 +138,7 @@ class GpuIdentities(Generic[T]):
         self._claim_parts(new, contradicting)
 
     def _claim_parts(self, gpu: JoinedGpu[T], contradicting: Collection[JoinedGpu[T]]) -> None:
-        """Have all parts of a GPU lead to it. What a contradicting GPU claims stays with that GPU."""
+        """Have all parts of a GPU lead to it. Parts of a contradicting GPU stay with that GPU."""
         key = gpu.key
         if key.place is not None and self._at_place.get(key.place.value) not in contradicting:
             self._at_place[key.place.value] = gpu
@@ -163,7 +162,7 @@ class GpuIdentities(Generic[T]):
 
 
 def _contradiction(known: GpuKey, new: GpuKey) -> str:
-    """How two keys that share a part contradict each other, PCI addresses included; empty: they do not."""
+    """The contradiction, PCI addresses included, between two keys that share a part. Empty if they agree."""
     try:
         merge_keys(known, new)
     except Refused as refused:
@@ -198,7 +197,7 @@ class Rails:
         return tuple({nic.device_id: nic for nic in (declared, *naming) if nic is not None}.values())
 
     def served_by(self, nic: DeviceRecord) -> str:
-        """PCI address (or, where that is not published, name) of the GPU that a NIC of `nics` serves."""
+        """PCI address (or name, if that is not published) of the GPU that a NIC of `nics` serves."""
         return self._gpus[nic.device_id]
 
     @cached_property
@@ -215,7 +214,7 @@ class Rails:
                 address = gpu.key.pci_address
                 for nic in self.of(gpu):
                     served_by[nic.device_id] = address.value if address else gpu.name
-        # What the NIC itself declares comes last, and so takes precedence.
+        # The NIC's own declaration comes last, so it takes precedence.
         for (_, served), nics in self._naming.items():
             served_by |= {nic.device_id: served or "" for nic in nics}
         return served_by
@@ -263,7 +262,7 @@ class LayerLookups:
         return found
 
     def transfer_of(self, key: GpuKey, node: str | None) -> MeasuredTransfer | None:
-        """The newest transfer from a GPU; a PCI address identifies it only on its own node."""
+        """The newest transfer from a GPU. A PCI address identifies it only on its own node."""
         uuid, address = key.gpu_uuid, key.pci_address
         # A UUID identifies the GPU wherever it was measured, so it takes precedence over the PCI address.
         by_uuid = None if uuid is None else self._transfers_by_uuid.get(uuid.value)
@@ -289,7 +288,7 @@ GpuRecord = FabricGpuRecord | MachineGpu | DeviceRecord
 
 
 def gpu_chains(snapshot: SiteSnapshot) -> tuple[GpuChain, ...]:
-    """One chain per GPU that any layer reports, by domain, tray and module; GPUs without a slot come last.
+    """One chain per GPU that any layer reports, by domain, tray and module. GPUs without a slot come last.
 
     The work is linear in the records. A record that contradicts the GPU in its slot is not part of that
     chain: the chain's conflicts name both sides.
@@ -355,7 +354,7 @@ def _gpu_chain(joined: JoinedGpu[GpuRecord], lookups: LayerLookups) -> GpuChain:
             device = record
     fabric = listed[0] if listed else None
     if len(listed) > 1:
-        # Of several domains that list it, that of its machine's record is trusted.
+        # If several domains list it, that of its machine's record is trusted.
         fabric = next((gpu for gpu in listed if gpu.domain in homes), fabric)
     partition = None
     if fabric is not None and fabric.partition is not None:

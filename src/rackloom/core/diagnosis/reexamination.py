@@ -1,19 +1,18 @@
 """The examination of a site that was examined before: only parts that differ are checked again.
 
-`examine_again` returns what `examination.examine` returns for the same snapshot, whatever was examined
-before. A part is a share of the joined site (mostly a rack, `incremental`): no part of the join key
-crosses shares. It takes these steps, each of which `recompute_changed` repeats only where its input
-differs:
+`examine_again` returns the findings of `examination.examine` for the same snapshot, regardless of the
+previous examination. A part is a share of the joined site (mostly a rack, `incremental`): no part of the join
+key crosses shares. It takes these steps, each of which `recompute_changed` repeats only if its input differs:
 
 1. `_place` gives every record to the part of its GPUs: partitions by domain, nodes and pools by node,
-   allocations by pool, requested GPUs by machine. What has no GPU stands in a part of its own.
-2. Each part becomes a `SnapshotIndex` of its records, with the domains and tenants that it names. Of a
-   domain only what the checks of a part read: whether its reading is fresh, and its policy.
-3. `check_part` checks each part, with what it must know of the whole site (`SiteFacts`), restricted to what
-   concerns the part: a fact about another rack makes nothing differ here.
-4. ComputeDomains are checked, if anything of what concerns them differs.
-5. `check_across` checks what concerns several parts or depends on the time, on a `SiteIndex` that looks
-   things up in the parts. This, and folding, is done each time.
+   allocations by pool, requested GPUs by machine. A record without a GPU is in a separate part.
+2. Each part becomes a `SnapshotIndex` of its records, with the domains and tenants that it names. A domain
+   has only the fields that the checks of a part read: whether its reading is fresh, and its policy.
+3. `check_part` checks each part, with the facts about the whole site that concern the part (`SiteFacts`): a
+   fact about another rack makes nothing differ here.
+4. ComputeDomains are checked, if anything that concerns them differs.
+5. `check_across` runs the checks that concern several parts or depend on the time, on a `SiteIndex` that
+   looks things up in the parts. This, and folding, is done each time.
 """
 
 from collections import Counter
@@ -63,7 +62,7 @@ NOWHERE: GroupName = ("", "")
 Homes = Mapping[GroupName, GroupName]
 """The part of each domain, chassis and node."""
 PoolHomes = Mapping[tuple[str, str], tuple[GroupName, ...]]
-"""The parts that publish devices of each pool, by driver and name; mostly one."""
+"""The parts that publish devices of each pool, by driver and name. Mostly one."""
 
 
 class _Field(NamedTuple):
@@ -91,7 +90,7 @@ class _PartRecords(NamedTuple):
 
 
 class _PartNames(NamedTuple):
-    """What the records of a part name elsewhere."""
+    """The names of objects elsewhere that the records of a part mention."""
 
     domains: frozenset[str]
     tenants: frozenset[str]
@@ -115,7 +114,7 @@ class _CheckInputs(NamedTuple):
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings of a snapshot, and what the next snapshot is compared with."""
+    """The findings of a snapshot, and the values that the next snapshot is compared with."""
 
     findings: tuple[Finding, ...] = ()
     machine_homes: Memo[str, _Field, Mapping[str, GroupName]] = msgspec.field(default_factory=dict)
@@ -133,9 +132,9 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
 def examine_again(
     snapshot: SiteSnapshot, joined: JoinedShares, before: Examined, between: Callable[[], object]
 ) -> Examined:
-    """The findings of `snapshot`, as `examine` returns them; what differs from `before` is checked again.
+    """The findings of `snapshot`, as `examine` returns them. Checks only parts that differ from `before`.
 
-    `joined` are the GPUs of `snapshot`; `before` are the findings of any snapshot, or `Examined()`.
+    `joined` are the GPUs of `snapshot`. `before` are the findings of any snapshot, or `Examined()`.
     `between` is called before each part and may block, to yield the processor.
     """
     homes = joined.shares.homes
@@ -261,7 +260,7 @@ def _part_inputs(
     names: Memo[GroupName, _PartRecords, _PartNames],
 ) -> Iterator[tuple[GroupName, _PartInputs]]:
     domains = {}
-    # Checks of a part read of a domain whether its reading is fresh, and its policy. Times would make every
+    # Checks of a part read only a domain's policy and whether its reading is fresh. Times would make every
     # part differ with every reading.
     for domain in snapshot.domains:
         silent = None if domain.unknown_since is None else 0.0

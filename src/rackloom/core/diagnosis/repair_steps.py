@@ -1,13 +1,12 @@
-"""The steps of a fix: each command with what it does and how much it disturbs.
+"""The steps of a fix: each command with its action and its effect on running work.
 
-A fix is a line of shell commands joined by `&&`, with advice after `#`. `repair_steps` takes it apart.
-What a command does is looked up by its beginning in one table. A command that the table does not know
-counts as disruptive, since nobody vouches that it is safe; a test finds every fix of every check in the
-table. Effects:
+A fix is a line of shell commands joined by `&&`, with advice after `#`. `repair_steps` takes it apart. The
+action of a command is looked up by its beginning in one table. A command that the table does not know counts
+as disruptive, because it may not be safe. A test finds every fix of every check in the table. Effects:
 
-- safe: it reads, or only changes what new work may use; everything that runs goes on.
-- disruptive: something that runs ends or waits, and is made again.
-- destructive: something is removed that does not come back by itself.
+- safe: it reads, or only changes the resources that new work may use. Running work goes on.
+- disruptive: something that runs ends or waits, and is created again.
+- destructive: something is removed that is not created again automatically.
 """
 
 import re
@@ -34,7 +33,7 @@ class RepairStep(msgspec.Struct, frozen=True):
 
 
 class CommandRule(msgspec.Struct, frozen=True):
-    """What commands with this beginning do."""
+    """The action and effect of commands with this beginning."""
 
     beginning: str
     effect: Effect
@@ -104,28 +103,28 @@ _ON_NODE = re.compile(r"kubectl debug node/\S+ .* -- chroot /host ")
 
 
 def repair_steps(fix: str) -> tuple[RepairStep, ...]:
-    """The commands of a fix, in their order; none for an empty one."""
+    """The commands of a fix, in their order. An empty fix has no commands."""
     commands, *_ = _ADVICE.split(fix)
     return tuple(repair_step(command) for command in _AND.split(commands.strip()) if command)
 
 
 def repair_advice(fix: str) -> str:
-    """What a fix says beside its commands; empty: nothing."""
+    """The advice of a fix, beside its commands. Empty if it has none."""
     return "  # ".join(_ADVICE.split(fix)[1:])
 
 
 def repair_step(command: str) -> RepairStep:
-    """One command, with what it does."""
+    """One command, with its action and effect."""
     rule = command_rule(command)
     return RepairStep(command, rule.effect, rule.does)
 
 
 def command_rule(command: str) -> CommandRule:
-    """The rule of a command, whatever site it is written for; without one, that of the unknown."""
+    """The rule of a command, regardless of its site, or the rule of unknown commands."""
     bare = _ON_NODE.sub("", _OPTIONS.sub(r"\1 ", _VARIABLES.sub("", command)))
     return next((rule for rule in COMMAND_RULES if f"{bare} ".startswith(f"{rule.beginning} ")), _UNKNOWN)
 
 
 def is_known(command: str) -> bool:
-    """Whether the table says what a command does."""
+    """Whether the table has a rule for a command."""
     return command_rule(command) is not _UNKNOWN

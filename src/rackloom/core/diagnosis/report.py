@@ -1,13 +1,13 @@
 """Findings for people: the text page of `rackloom doctor`, and fix commands for the examined site.
 
-`render_findings` prints which layers were read and when, then the findings with the worst first: title, who
-is affected, message, evidence, consequences by check, and the fix in numbered steps. Findings with the same
-severity, check and message are shown as one. Long lists are cut and counted; JSON has them whole.
-Unprintable characters become `?`, so that nothing that somebody named can steer a terminal.
+`render_findings` prints the layers with the times of their readings, then the findings with the worst first:
+title, affected tenants and jobs, message, evidence, consequences by check, and the fix in numbered steps.
+Findings with the same severity, check and message are shown as one. Long lists are cut and counted. JSON has
+them whole. Unprintable characters become `?`, so that no name can control the terminal.
 
-`with_site_commands` rewrites the fix of each finding: `kubectl` gets the options of the cluster,
-`rackloom admin` the variables that reach the operator's interface, or a replacement where the site serves
-none.
+`with_site_commands` rewrites the fix of each finding: `kubectl` gets the options of the cluster, and
+`rackloom admin` gets the variables that reach the operator's interface, or a replacement if the site has
+no such interface.
 """
 
 import re
@@ -30,7 +30,7 @@ _COMMENT = "  # "
 
 
 class SiteCommands(msgspec.Struct, frozen=True, kw_only=True):
-    """How commands reach a site; empty fields change nothing."""
+    """How commands reach a site. Empty fields change nothing."""
 
     kubectl: str = ""
     """Options of kubectl."""
@@ -39,7 +39,7 @@ class SiteCommands(msgspec.Struct, frozen=True, kw_only=True):
     admin_lacks: str = ""
     """What the operator must still provide for it, in words."""
     instead: str = ""
-    """A command that replaces `rackloom admin`, where the site has no admin interface."""
+    """A command that replaces `rackloom admin`, if the site has no admin interface."""
     then: str = ""
     """How to use that command."""
 
@@ -72,16 +72,16 @@ def _with_comment(command: str, *notes: str) -> str:
 
 
 MOST_LINES = 6
-"""Lines of evidence, and of consequences; the rest is counted, and complete in JSON."""
+"""Lines of evidence, and of consequences. The rest is counted, and complete in JSON."""
 MOST_FINDINGS = 40
-"""Findings in full, the worst first, equal ones as one; the rest is counted by check."""
+"""Findings in full, the worst first, equal ones as one. The rest is counted by check."""
 MOST_SUBJECTS = 4
 """Named in one line."""
 _WIDTH = max(map(len, Severity)) + 2
 
 
 def render_findings(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str | None = None) -> str:
-    """The text page; `host` is the host whose own files were read too."""
+    """The text page. `host` is the host, if any, with its own files read too."""
     lines = _page_lines(snapshot, findings, host)
     # Names come from tenants and clusters: a control character in one could steer the terminal.
     return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
@@ -95,7 +95,7 @@ def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str
         else:
             read = "" if layer.at is None else f", read {rfc3339(layer.at)}"
             state = f"{', '.join(_counts(layer.layer, snapshot))}{read}"
-            # What could not be read, beside what could.
+            # The problem of a partial reading, beside its counts.
             state = f"{state}; {layer.problem}" if layer.problem else state
         mark = " (simulated)" if layer.layer in snapshot.simulated else ""
         yield f"  {layer.layer}{mark}: {state}"
@@ -108,7 +108,7 @@ def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str
         yield ""
         yield from _finding_lines(alike)
     yield ""
-    # Of the findings that are left out, the counts by check still show which kind of fault is everywhere.
+    # The counts by check still show a fault that is everywhere among the findings that are left out.
     if len(groups) > MOST_FINDINGS:
         cut = Counter(
             (finding.severity, finding.check) for alike in groups[MOST_FINDINGS:] for finding in alike
@@ -142,7 +142,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _group_alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
-    """Findings that differ only in what they concern, together; in the order of the first of each group."""
+    """Findings that differ only in their subjects, grouped in the order of the first of each group."""
     pairs = (((finding.severity, finding.check, finding.message), finding) for finding in findings)
     return list(grouped(pairs).values())
 
@@ -163,7 +163,7 @@ def _finding_lines(alike: list[Finding]) -> Iterator[str]:
     if consequences:
         yield "  and therefore:"
         yield from _first_lines(tuple(consequences_by_check(consequences)), "    ")
-    # The first fix step by step, with what each step does. Of the others only the commands.
+    # The first fix step by step, with the action of each step. Of the others only the commands.
     fixes = unique(*(finding.fix for finding in alike))
     for number, step in enumerate(repair_steps(fixes[0]), start=1):
         yield f"  {number}. {step.command}"

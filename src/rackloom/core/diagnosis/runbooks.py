@@ -1,9 +1,9 @@
-"""A runbook for each check: what its finding means, how to see it, how to mend it, what it causes.
+"""A runbook for each check: the meaning of its findings, how to see them, how to mend them, their effects.
 
-A finding says what is wrong in one place and carries the commands for that place. Its runbook says what holds
-in every place. Every interface shows the same texts: `rackloom doctor --runbook NAME`, the rack map, and the
-pages of the documentation. They stand in `runbooks.toml`, which is read once per process. The title is that
-of the finding (`titles`); causes and consequences are those of the catalogue, by which findings are folded.
+A finding describes the problem in one place and has the commands for that place. Its runbook describes every
+place. Every interface shows the same texts: `rackloom doctor --runbook NAME`, the rack map, and the pages of
+the documentation. They stand in `runbooks.toml`, which is read once per process. The title is that of the
+finding (`titles`). Causes and consequences are those of the catalogue, by which findings are folded.
 """
 
 import tomllib
@@ -19,7 +19,7 @@ from rackloom.core.diagnosis.titles import TITLES
 
 
 class Runbook(msgspec.Struct, frozen=True, kw_only=True):
-    """What to know of the findings of one check."""
+    """Background on the findings of one check."""
 
     name: str
     """As findings name it: `device-untainted`."""
@@ -27,15 +27,15 @@ class Runbook(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     """The title of such a finding, with words in place of names."""
     means: str
-    """What is wrong, and for whom."""
+    """The problem, and the users that it affects."""
     look: str
     """How to see it without the doctor."""
     mend: str
-    """What mends it, and when it is over."""
+    """The remedy, and the sign that the problem is over."""
     causes: tuple[Check, ...]
-    """Checks whose findings may explain it: mend these first."""
+    """Checks with findings that may explain it: mend these first."""
     consequences: tuple[Check, ...]
-    """Checks whose findings follow from it: they end with it."""
+    """Checks with findings that follow from it: they end with it."""
 
 
 _TEXTS = Path(__file__).with_name("runbooks.toml")

@@ -1,16 +1,16 @@
-"""What every layer reports of one site at about one moment, as immutable values.
+"""The reports of every layer about one site at about one moment, as immutable values.
 
 Four layers are read: the switch fabrics (the newest reading of each NVLink domain that the site service
 has recorded), the site's own records, the Kubernetes cluster, and records of measured transfers.
 Collectors build these values, `join` ties the records of one GPU together, and the checks and the rack
 map read the result. Nothing here decides whether a state is right.
 
-A layer that was not asked has no `LayerStatus` in the snapshot. A layer that could not be read has
-`unknown_since`: what it would have reported is unknown, not absent. Tuples are sorted by name.
+A layer that was not selected has no `LayerStatus` in the snapshot. A layer that could not be read has
+`unknown_since`: its records are unknown, not absent. Tuples are sorted by name.
 
-A large site has about a hundred thousand records. They cannot refer to one another in cycles, so the
-types of which there are many opt out of garbage collection (`gc=False`), whose pauses delay everything
-that waits.
+A large site has about a hundred thousand records. They cannot refer to one another in cycles, so the types
+with many instances opt out of garbage collection (`gc=False`), because its pauses delay everything that
+waits.
 """
 
 from collections import defaultdict
@@ -48,7 +48,7 @@ class TemplateRecord(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     domain: str
-    """UID of the ComputeDomain that it was made for; empty: it belongs to no ComputeDomain."""
+    """UID of the ComputeDomain that it was made for. Empty if it belongs to none."""
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     domain: str
-    """UID of the ComputeDomain whose channel it asks for; empty where it asks for none."""
+    """UID of the ComputeDomain that it requests a channel of. Empty if it requests none."""
     allocated: bool
     reserved_for: tuple[str, ...]
     """UIDs of pods."""
@@ -85,7 +85,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     claims: Mapping[str, str] = msgspec.field(default_factory=dict)
     """ResourceClaims that it has, named or made for it, by the name of the claim in the pod."""
     owner: str = ""
-    """The controller that recreates it, as `Job team/train`; empty: none."""
+    """The controller that recreates it, as `Job team/train`. Empty if none."""
     since: float | None = None
     """When it was made, seconds since the epoch."""
     gated: bool = False
@@ -131,12 +131,12 @@ class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     layer: Layer
     at: float | None = None
-    """When it was last read in full, seconds since the epoch; None: never."""
+    """Time of the last full reading, in seconds since the epoch, or None if it was never read."""
     unknown_since: float | None = None
-    """Since when it cannot be read; None: it could, at `at`."""
+    """Time of the first failed reading, or None if it was read, at `at`."""
     problem: str = ""
     fix: str = ""
-    """A command that makes it readable, where one is known."""
+    """A command that makes it readable, if one is known."""
 
 
 class SilentController(msgspec.Struct, frozen=True):
@@ -155,19 +155,19 @@ class NvlinkDomainRecord(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...] = ()
     observed_at: float | None = None
     unknown_since: float | None = None
-    """Since when its controllers do not answer, or contradict one another."""
+    """Time since which its controllers do not answer, or contradict one another."""
     problem: str = ""
     silent: tuple[SilentController, ...] = ()
-    """Controllers that do not answer; the answer of any other controller of the domain is enough."""
+    """Controllers that do not answer. The answer of any other controller of the domain is enough."""
     chassis: frozenset[str] = frozenset()
     """Serials of the chassis that any of its controllers controls."""
     disputed: bool = False
     """Whether they answer, and contradict one another or those of another domain."""
     paused: bool = False
     uncertain: int = 0
-    """How many GPUs its controller contradicts itself about."""
+    """Number of GPUs that its controller contradicts itself about."""
     default_policy: str = ""
-    """What the site does with the factory's partition: keep, tray or none; empty: not known."""
+    """The site's policy for the factory's partition: keep, tray or none. Empty if not known."""
     multicast_limit: int | None = None
     multicast_used: int | None = None
     """Multicast groups of the domain, and those that partitions have. None if the controller reports none."""
@@ -190,7 +190,7 @@ class FabricGpuRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """None: the controller does not know."""
     problem: str = ""
     partition: int | None = None
-    """Id of the physical partition that holds it, unique within its domain; None: in none."""
+    """Id of the physical partition that holds it, unique within its domain, or None if none does."""
     also: tuple[int, ...] = ()
     """Further partitions that list it too: a GPU belongs to at most one."""
     uncertain: bool = False
@@ -206,11 +206,11 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     healthy: bool | None
     problem: str = ""
     logical: str | None = None
-    """UUID of the logical partition for which the site made it; None: the site did not make it."""
+    """UUID of the logical partition for which the site made it, or None if the site did not make it."""
     default: bool = False
     """The factory's partition."""
     owner: str = ""
-    """As the site classifies it: site, tray, default, released or foreign; empty: not known."""
+    """The site's classification: site, tray, default, released or foreign. Empty if not known."""
     uncertain: bool = False
     """Whether its controller contradicts itself about its members, or may have left them out."""
 
@@ -251,14 +251,14 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """By module id, 1 first."""
     status: str
     health: str = ""
-    """Problems that its health reports name; empty: none."""
+    """Problems that its health reports name. Empty if none."""
     cordoned: bool = False
     reserved_for: str | None = None
     """The only tenant that may have it now."""
     reservation: str = ""
-    """For operators: for which organisation it is reserved, and until when."""
+    """For operators: the organisation that it is reserved for, and the end of the reservation."""
     missing_since: float | None = None
-    """Since when its controller lists no GPU of it."""
+    """Time since which its controller lists no GPU of it."""
     instance: str | None = None
     held_since: float | None = None
     """When the instance got the machine."""
@@ -287,7 +287,7 @@ class InstanceGpuRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     since: float | None = None
     problem: str = ""
     fix: str = ""
-    """What the newest plan named as the nearest fix."""
+    """The nearest fix that the newest plan named."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -297,7 +297,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ready: bool | None
     ready_since: float | None = None
     clique: str | None = None
-    """Label nvidia.com/gpu.clique, `<clusterUUID>.<cliqueId>`; None: there is none."""
+    """Label nvidia.com/gpu.clique, `<clusterUUID>.<cliqueId>`, or None without the label."""
     clique_writer: str = ""
     """The field manager that wrote it, if the object names one."""
     clique_since: float | None = None
@@ -338,13 +338,13 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     taints: tuple[str, ...] = ()
     """Those that its driver publishes, then those of DeviceTaintRules."""
     rules: tuple[str, ...] = ()
-    """The DeviceTaintRules whose taints keep new pods away."""
+    """The DeviceTaintRules that keep new pods away."""
     tainted_since: float | None = None
-    """When the first of the taints came that keep new pods away, seconds since the epoch."""
+    """When the first taint that keeps new pods away came, seconds since the epoch."""
 
     @property
     def device_id(self) -> DeviceId:
-        """What allocations call it."""
+        """Its id in allocations."""
         return self.driver, self.pool, self.name
 
 
@@ -357,23 +357,23 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One allocated device: which claim has it, and which pods use the claim."""
+    """One allocated device, the claim that has it, and the pods that use the claim."""
 
     driver: str
     pool: str
     device: str
     claim: str
-    """namespace/name; empty: hidden from the viewer."""
+    """namespace/name. Empty if hidden from the viewer."""
     pods: tuple[str, ...]
     """namespace/name each."""
     since: float | None = None
-    """When the kubelet accepted the first of these pods; None: unknown for at least one of them."""
+    """Time at which the kubelet accepted the first of these pods, or None if unknown for any of them."""
     jobs: tuple[str, ...] = ()
-    """What makes these pods again, as `Job team/train`."""
+    """The controllers that recreate these pods, as `Job team/train`."""
 
     @property
     def device_id(self) -> DeviceId:
-        """What ResourceSlices call it."""
+        """Its id in ResourceSlices."""
         return self.driver, self.pool, self.device
 
 
@@ -382,11 +382,11 @@ class ImexMeshRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     domain: str
-    """UID of the ComputeDomain; empty for a clique's long-lived IMEX domain."""
+    """UID of the ComputeDomain. Empty for a clique's long-lived IMEX domain."""
     clique: str | None
-    """None until the daemon has reported it; empty on a node without a fabric."""
+    """None until the daemon has reported it. Empty on a node without a fabric."""
     complete: bool | None
-    """Whether the daemon reaches all its peers; None until it has reported it."""
+    """Whether the daemon reaches all its peers, or None until it has reported it."""
     missing: tuple[str, ...] = ()
     """The connections that it lacks."""
 
@@ -398,7 +398,7 @@ class MeasuredTransfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     node: str
     key: GpuKey = GpuKey()
     device: str
-    """What carried it, such as mlx5_0:1."""
+    """The device that carried it, such as mlx5_0:1."""
     gigabytes_per_second: float
     verdict: str
     """As recorded: holds, fails, unknown, or no promise (nothing to compare the measurement with)."""
@@ -426,7 +426,7 @@ class SiteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     compute_domains: tuple[ComputeDomain, ...] = ()
     meshes: tuple[ImexMeshRecord, ...] = ()
     daemons_in: str = ""
-    """Namespace of the IMEX daemons, the only pods whose mesh annotations are trusted; empty: not read."""
+    """Namespace of the IMEX daemons, the only pods with trusted mesh annotations. Empty if not read."""
     transfers: tuple[MeasuredTransfer, ...] = ()
     templates: tuple[TemplateRecord, ...] = ()
     claims: tuple[ClaimRecord, ...] = ()
@@ -440,17 +440,17 @@ class SiteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Org of each namespace that is labelled with one, the only link from a cluster to tenants."""
     issuers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Issuers of tokens whose signing keys the site service could not read, each with the reason."""
+    """Token issuers with signing keys that the site service could not read, each with the reason."""
     simulated: tuple[Layer, ...] = ()
     """Layers of which some or all is a simulation."""
 
     def layer(self, layer: Layer) -> LayerStatus | None:
-        """The status of a layer; None: it was not asked."""
+        """The status of a layer, or None if it was not selected."""
         return next((status for status in self.layers if status.layer == layer), None)
 
 
 class GpuChain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One GPU through all layers; None where a layer does not know it, or was not read."""
+    """One GPU through all layers. None for a layer that does not know it or was not read."""
 
     key: GpuKey
     """The parts of its identity that any layer reports."""
@@ -460,7 +460,7 @@ class GpuChain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logical: LogicalPartitionRecord | None = None
     """That of its physical partition."""
     wanted: InstanceGpuRecord | None = None
-    """What its instance asked for."""
+    """The request of its instance."""
     node: NodeRecord | None = None
     device: DeviceRecord | None = None
     use: DeviceUse | None = None

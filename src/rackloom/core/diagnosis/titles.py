@@ -1,9 +1,9 @@
-"""What a finding says first: what is wrong, where, and who is affected.
+"""The head of a finding: the problem, its place, and the affected jobs and tenants.
 
-A place has the name of its part: `rack-02/slot-4/gpu-2`. Names of nodes,
-UUIDs and GUIDs stand in the evidence. Where the records do not know the place, the subject of the finding
-names it. Affected are, as far as the snapshot shows it, the pods (or the job that they belong to) that
-hold the devices and nodes of the finding, and the organisations whose instances are on its machines.
+A place has the name of its part: `rack-02/slot-4/gpu-2`. Names of nodes, UUIDs and GUIDs stand in the
+evidence. If the records do not know the place, the subject of the finding names it. Affected are, as far as
+the snapshot shows it, the pods (or the job that they belong to) that hold the devices and nodes of the
+finding, and the organisations with instances on its machines.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -71,15 +71,15 @@ TITLES: Mapping[Check, str] = {
     Check.HOST_IMEX: "{subject} runs an IMEX session of its own",
     Check.CHANNELS: "{subject} offers no IMEX channels",
 }
-"""The title of each check; `{place}` is the place on the map, `{subject}` what the finding is about."""
+"""The title of each check. `{place}` is the place on the map, `{subject}` the subject of the finding."""
 _TITLES_BY_NAME: Mapping[str, str] = {str(check): title for check, title in TITLES.items()}
 _ALWAYS_UNKNOWN = (Check.LAYER, Check.CONTROLLER)
-"""Checks whose titles say already that something is unknown."""
+"""Checks with titles that already mention the unknown state."""
 _ARTICLES = ("A ", "The ")
 
 
 def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Finding, ...]:
-    """The findings, each with its title, whom it affects, the steps of its fix, and its runbook."""
+    """The findings, each with its title, affected jobs and tenants, the steps of its fix, and its runbook."""
     found = tuple(findings)
     places = _Places(index, {place for finding in found for place in finding.where})
     return tuple(
@@ -108,12 +108,12 @@ def _title(finding: Finding, place: str) -> str:
     if finding.state is CheckState.UNKNOWN and finding.check not in _ALWAYS_UNKNOWN:
         clause = f"{title[:1].lower()}{title[1:]}" if title.startswith(_ARTICLES) else title
         title = f"unknown whether {clause}"
-    # A name is written in one form, also where a sentence begins.
+    # A name is written in one form, even at the start of a sentence.
     return title if place and title.startswith(place) else title[:1].upper() + title[1:]
 
 
 def taint_title(message: str) -> str:
-    """The title of a tainted GPU, whose place is `{place}`; nothing else of the message is in it."""
+    """The title of a tainted GPU, with its place as `{place}`. It has nothing else of the message."""
     if _LOST in message:
         return "{place} is lost"
     if _REBOOT in message:
@@ -135,7 +135,7 @@ class _Places:
         self._pod_keys = frozenset(names["pod"])
 
     def name(self, where: tuple[str, ...]) -> str:
-        """The finest place that holds all of it: a GPU, a tray, trays, or racks; empty: none is known."""
+        """The finest place that holds all of it: a GPU, a tray, trays, or racks. Empty if none is known."""
         parts = dict.fromkeys(self._parts[place] for place in where if place in self._parts)
         finest = [part for part in parts if part.gpu is not None] or list(parts)
         if len(finest) == 1:
@@ -150,7 +150,7 @@ class _Places:
         return str(trays[0]) if len(trays) == 1 else f"{len(trays)} trays of {first_few(racks)}"
 
     def affected(self, where: tuple[str, ...]) -> Iterator[str]:
-        """Jobs and pods that hold what is there, then organisations with an instance there."""
+        """Jobs and pods that hold devices or nodes there, then organisations with an instance there."""
         kinds = {place.partition(" ")[0] for place in where}
         finest = next((f"{kind} " for kind in ("device", "pod", "node") if kind in kinds), " ")
         pods = (pod for place in where if place.startswith(finest) for pod in self._pods.get(place, ()))

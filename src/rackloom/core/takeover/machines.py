@@ -1,6 +1,6 @@
-"""Which machine of our site a machine of NICo is: by its place, its id, and the GUIDs of its GPUs.
+"""The machine of our site that a machine of NICo is, by its place, its id, and the GUIDs of its GPUs.
 
-All evidence must name the same machine. Where it names none or several, the instance is not imported.
+All evidence must name the same machine. If it names none or several, the instance is not imported.
 """
 
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rackloom.core.takeover.records import NicoInstance, NicoReading, SiteMachine, SiteReading
 
 RELEASED_STATUSES = frozenset({"Terminating", "Terminated"})
-"""Instances that are giving their machine back. All others keep it, whatever their power or health."""
+"""Instances that are giving their machine back. All others keep it, regardless of their power or health."""
 
 
 class MachineFinder:

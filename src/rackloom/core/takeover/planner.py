@@ -1,9 +1,9 @@
 """The plan of a takeover: which records of NICo are created here, and which partitions are adopted.
 
-`plan_takeover` is a pure function of two readings. It decides in this order, so that each step finds what
-it refers to: pauses of domains, tenants, instance types, allocations, logical partitions, VPCs, types of
-machines, cordons, instances, adoptions, ends of the pauses. Every record keeps its id. A record that is
-here already under its id is not created again, so a second plan is empty.
+`plan_takeover` is a pure function of two readings. It decides in this order, so that each step finds the
+records that it refers to: pauses of domains, tenants, instance types, allocations, logical partitions,
+VPCs, types of machines, cordons, instances, adoptions, ends of the pauses. Every record keeps its id. A
+record that is here already under its id is not created again, so a second plan is empty.
 
 A machine of NICo is found here by its place, by its id, or by the GUIDs of its GPUs, and all evidence must
 agree. An instance is imported if NICo does not call it terminating, its machine is known and free, and our
@@ -11,7 +11,7 @@ controller lists the GUIDs that NICo knows. The machine of an instance that is n
 is cordoned, because NICo still uses it. Placement itself uses no machine with GPUs in a foreign partition.
 
 NICo names a partition with the id of its logical partition and then the GUIDs of its first members. The
-name only says which logical partition to compare: a partition is adopted if its GPUs are exactly those
+name only determines the logical partition to compare: a partition is adopted if its GPUs are exactly those
 that the imported instances want in this domain, and NICo's own records, if they were read, do not
 contradict. Everything else on the fabric is left as it is, with the reason.
 """
@@ -67,7 +67,7 @@ _SHOWN_GPUS = 4
 
 
 def plan_takeover(nico: NicoReading, site: SiteReading) -> TakeoverPlan:
-    """The plan that brings what NICo answered into our site, and touches no fabric."""
+    """The plan that brings the records of NICo into our site without touching the fabric."""
     planner = _Planner(nico, site)
     planner.plan()
     return seal_plan(
@@ -86,13 +86,13 @@ def plan_takeover(nico: NicoReading, site: SiteReading) -> TakeoverPlan:
 
 
 def logical_partition_in_name(name: str) -> str | None:
-    """The id of the logical partition for which NICo made a partition of this name; None for other names."""
+    """The id of the logical partition for which NICo made the partition `name`, or None for other names."""
     found = _NICO_NAME.match(name)
     return None if found is None else found[0]
 
 
 def _with_pauses(steps: Sequence[RecordedStep], machines: dict[str, SiteMachine]) -> tuple[Step, ...]:
-    """The steps, with every domain paused before whose GPUs they say something about."""
+    """The steps, with a pause first for every domain in which they involve GPUs."""
     domains = {step.domain for step in steps if isinstance(step, AdoptPartition)}
     domains |= {
         domain
@@ -107,7 +107,7 @@ def _with_pauses(steps: Sequence[RecordedStep], machines: dict[str, SiteMachine]
 
 
 class _Planner:
-    """Collects the steps; the methods run in the order of the steps."""
+    """Collects the steps. The methods run in the order of the steps."""
 
     def __init__(self, nico: NicoReading, site: SiteReading) -> None:
         self._nico = nico
@@ -121,12 +121,12 @@ class _Planner:
         self._with_access = {allocation.org for allocation in site.allocations}
         self._types = set(site.types)
         self._logical_partitions: set[tuple[str, str]] = set()
-        """(organisation, id) of what is here, or will be, and is in NICo."""
+        """(organisation, id) of each logical partition of NICo that is here or will be."""
         self._vpcs: set[tuple[str, str]] = set()
         self._machines = MachineFinder(nico, site)
         self._busy = {machine.id for machine in site.machines if machine.instance is not None}
         self._wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-        """(logical partition, domain) -> GUIDs that instances here want, those of the plan too."""
+        """(logical partition, domain) -> GUIDs that instances here want, including those of the plan."""
 
     def plan(self) -> None:
         """Collect everything."""
@@ -203,7 +203,7 @@ class _Planner:
         here: Iterable[OwnedRecord],
         refusal: str | None,
     ) -> bool:
-        """Plan to create a tenant's record; False when it is left alone."""
+        """Plan to create a tenant's record. Returns False if it is left alone."""
         subject = subject_of_step(step)
         same_id = next((record for record in here if record.id == step.id), None)
         if same_id is not None and same_id.org == step.org:
@@ -318,7 +318,7 @@ class _Planner:
         return None
 
     def _plan_cordons(self, instances: Sequence[CreateInstance]) -> None:
-        """Keep new instances off machines that NICo uses for what is not imported."""
+        """Keep new instances off machines that NICo uses for instances that are not imported."""
         used = {step.machine for step in instances}
         reasons = self._machines_used_by_nico()
         free = {
@@ -334,7 +334,7 @@ class _Planner:
                 self.steps.append(step)
 
     def _machines_used_by_nico(self) -> dict[str, str]:
-        """Machine id to why it is not free, as far as NICo shows."""
+        """Machine id -> the reason why it is not free, as far as NICo shows."""
         reasons: dict[str, str] = {}
         for known in self._nico.instances:
             for machine in self._machines.candidates_of_instance(known):

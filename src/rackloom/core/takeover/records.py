@@ -3,9 +3,9 @@
 All values are plain, so that a plan can be written to a file and read by people. Fabric GUIDs are decimal
 text in files, because most JSON readers lose the low bits of 64-bit numbers. No value holds a credential.
 
-Each step is one transaction of the site. `subject_of_step` is the name under which the journal records
-that a step was done or undone. A step is done by the import only where the journal says so, therefore a
-rollback removes nothing that somebody else created.
+Each step is one transaction of the site. `subject_of_step` is the name under which the journal records that a
+step was done or undone. The import did a step only if the journal records it, so a rollback removes nothing
+that another writer created.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class DescribedRecord(OwnedRecord, frozen=True, kw_only=True):
 
 
 class NicoSite(msgspec.Struct, frozen=True, kw_only=True):
-    """The NICo site whose records are taken over."""
+    """The NICo site that is taken over."""
 
     id: str
     name: str
@@ -57,7 +57,7 @@ class NicoInstanceType(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NicoQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint of an allocation: so many machines of a type."""
+    """A constraint of an allocation: a number of machines of one type."""
 
     id: str
     type_id: str
@@ -65,7 +65,7 @@ class NicoQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NicoAllocation(DescribedRecord, frozen=True, kw_only=True):
-    """What an organisation may use."""
+    """The resources that an organisation may use."""
 
     quotas: tuple[NicoQuota, ...]
 
@@ -77,7 +77,7 @@ class NicoLogicalPartition(DescribedRecord, frozen=True, kw_only=True):
 
 
 class NicoVpc(DescribedRecord, frozen=True, kw_only=True):
-    """A VPC of an organisation; `extra` are the fields that the site stores and does not act on."""
+    """A VPC of an organisation. `extra` has the fields that the site stores and does not act on."""
 
     status: str
     logical_partition: str | None
@@ -95,7 +95,7 @@ class NicoInterface(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NicoInstance(DescribedRecord, frozen=True, kw_only=True):
-    """An instance of an organisation; `extra` as for a VPC."""
+    """An instance of an organisation. `extra` has the same meaning as for a VPC."""
 
     status: str
     vpc: str
@@ -124,7 +124,7 @@ class NicoFabricPartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NicoReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What NICo answered. `fabric` is None where its admin gRPC was not read."""
+    """The answers of NICo. `fabric` is None if its admin gRPC was not read."""
 
     site: NicoSite
     tenants: tuple[NicoTenant, ...]
@@ -141,7 +141,7 @@ class NicoReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteInstance(OwnedRecord, frozen=True, kw_only=True):
-    """An instance at our site; `interfaces` maps a GPU (0-based) to its logical partition."""
+    """An instance at our site. `interfaces` maps a GPU (0-based) to its logical partition."""
 
     vpc: str
     machine: str
@@ -149,7 +149,7 @@ class SiteInstance(OwnedRecord, frozen=True, kw_only=True):
 
 
 class SiteMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine at our site; `gpus` maps module ids to the GUIDs that its controller listed."""
+    """A machine at our site. `gpus` maps module ids to the GUIDs that its controller listed."""
 
     id: str
     domain: str | None
@@ -162,7 +162,7 @@ class SiteMachine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShownPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition in the newest observation of its domain; `owner` is one of `Owner` in carve."""
+    """A partition in the newest observation of its domain. `owner` is one of `Owner` in carve."""
 
     domain: str
     name: str
@@ -174,7 +174,7 @@ class ShownPartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What our site has: its records, its machines, and the partitions that its controllers show."""
+    """The state of our site: its records, its machines, and the partitions that its controllers show."""
 
     id: str
     name: str
@@ -189,9 +189,9 @@ class SiteReading(msgspec.Struct, frozen=True, kw_only=True):
     machines: tuple[SiteMachine, ...]
     partitions: tuple[ShownPartition, ...]
     unreadable: tuple[str, ...]
-    """Domains whose newest observation does not count: what they hold is not known."""
+    """Domains of unknown state, because their newest observation does not count."""
     imported: frozenset[str]
-    """Subjects of the steps that an import has done and nobody has undone."""
+    """Subjects of the steps that an import has done and that were not undone."""
 
 
 # Steps of a plan, in the order of their kinds.
@@ -234,7 +234,7 @@ class AssignMachineType(msgspec.Struct, frozen=True, kw_only=True, tag="machine-
 
 
 class CordonMachine(msgspec.Struct, frozen=True, kw_only=True, tag="cordon"):
-    """Place nothing on a machine that NICo uses and whose instance is not imported."""
+    """Place nothing on a machine that NICo uses for an instance that is not imported."""
 
     machine: str
     why: str
@@ -295,7 +295,7 @@ def kind_of_step(step: Step) -> str:
 
 
 def subject_of_step(step: RecordedStep) -> str:
-    """The name of what a step creates, in the journal."""
+    """The journal's name for the object that a step creates."""
     match step:
         case AssignMachineType():
             return f"machine-type/{step.machine}"
@@ -308,19 +308,19 @@ def subject_of_step(step: RecordedStep) -> str:
 
 
 class StepState(StrEnum):
-    """What became of a step."""
+    """The outcome of a step."""
 
     DONE = "done"
     ALREADY = "already done"
     KEPT = "left as it is"
-    """The message says why, and what an operator can do."""
+    """The message gives the reason and an operator's remedy."""
 
 
 # The plan.
 
 
 class LeftAlone(msgspec.Struct, frozen=True, kw_only=True):
-    """Something of NICo or on the fabric that the plan does not touch, why, and what would help."""
+    """Something of NICo or on the fabric that the plan does not touch, with the reason and a remedy."""
 
     kind: str
     id: str
@@ -330,7 +330,7 @@ class LeftAlone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeoverPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an import does, in this order, and what it leaves as it is."""
+    """The steps of an import, in their order, and everything that it leaves as it is."""
 
     version: int
     nico_site: NicoSite
@@ -344,7 +344,7 @@ class TakeoverPlan(msgspec.Struct, frozen=True, kw_only=True):
     left_alone: tuple[LeftAlone, ...]
     notes: tuple[str, ...]
     digest: str = ""
-    """SHA-256 of everything else; `apply` refuses a plan that was edited."""
+    """SHA-256 of all other fields. `apply` refuses a plan that was edited."""
 
 
 PLAN_VERSION = 1
@@ -362,7 +362,7 @@ def is_sealed(plan: TakeoverPlan) -> bool:
 
 
 def digest_of_readings(nico: NicoReading, site: SiteReading) -> str:
-    """SHA-256 of what a plan is made from."""
+    """SHA-256 of the readings that a plan is made from."""
     return _digest([nico, site])
 
 

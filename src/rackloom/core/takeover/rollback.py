@@ -1,10 +1,10 @@
-"""What stands in the way of undoing a plan: whatever was built on imported records since.
+"""Obstacles to undoing a plan: everything that was built on imported records since.
 
-A rollback removes exactly what the import created. `rollback_obstacles` names, before anything is removed,
-the records and partitions that depend on it and that the import did not create. An imported instance that its
-tenant has since joined to another logical partition is such an obstacle: with its record, the GPUs would
-leave the memory that they share. It also refuses when an adopted partition has other members than at its
-adoption, because then the site has changed it.
+A rollback removes only objects that the import created. Before anything is removed, `rollback_obstacles`
+names the records and partitions that depend on them and that the import did not create. An imported instance
+that its tenant has since joined to another logical partition is such an obstacle: with its record, the GPUs
+would leave the memory that they share. It also refuses when an adopted partition has other members than at
+its adoption, because then the site has changed it.
 """
 
 from collections.abc import Collection
@@ -25,7 +25,7 @@ from rackloom.core.takeover.records import (
 
 
 def imported_steps(plan: TakeoverPlan, site: SiteReading) -> list[RecordedStep]:
-    """The steps of the plan that are done, and that nobody has undone."""
+    """The steps of the plan that are done and were not undone."""
     return [
         step
         for step in plan.steps
@@ -34,7 +34,7 @@ def imported_steps(plan: TakeoverPlan, site: SiteReading) -> list[RecordedStep]:
 
 
 def rollback_obstacles(plan: TakeoverPlan, site: SiteReading) -> list[str]:
-    """Why the plan cannot be undone now; empty when it can."""
+    """The reasons why the plan cannot be undone now. Empty if it can."""
     done = imported_steps(plan, site)
     instances = {step.id: step for step in done if isinstance(step, CreateInstance)}
     others = [instance for instance in site.instances if instance.id not in instances]
@@ -75,7 +75,7 @@ def rollback_obstacles(plan: TakeoverPlan, site: SiteReading) -> list[str]:
 def _joined_since(
     step: CreateInstance, instance: SiteInstance, imported: Collection[str], site: SiteReading
 ) -> list[str]:
-    """The names of the logical partitions that neither the import made nor the instance had at the import."""
+    """Names of logical partitions that the import did not make and the instance did not have then."""
     planned = {interface.logical_partition for interface in step.interfaces}
     joined = set(instance.interfaces.values()) - planned - set(imported)
     names = {record.id: record.name for record in site.logical_partitions}

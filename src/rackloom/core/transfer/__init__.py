@@ -1,4 +1,4 @@
-"""What decides about KV-cache transfers: pairs to measure, proof, statistics, reports and verdicts.
+"""The decisions about KV-cache transfers: pairs to measure, proof, statistics, reports and verdicts.
 
 Read in this order: `values` (request, observations, report), `pairing` (a NIC and processors for each
 GPU), `proof` (which device carried the bytes, and whether the rate met the promise), `statistics` (of

@@ -1,14 +1,14 @@
 """Two transfer records side by side, and a record judged against a baseline.
 
 Records can be compared only if they measured the same thing: operation, sizes, iterations, both emulated
-or neither. Arms are matched by name, else by GPU, which may have been given another NIC.
+or neither. Arms are matched by name, or else by GPU, because a GPU may have been given another NIC.
 `statistics.compare_rates` decides whether the rates differ beyond noise.
 
 `check_baseline` refuses a baseline that is incomplete, unproved, contended or has fewer than three runs
 per arm. `judge_record` then decides for each arm of the baseline, in this order: data not intact, wrong
-rail, or a farther path class is a regression whatever the rate; a slowdown whose whole interval is beyond
-2% is a regression, unless the run was contended (unknown); noise that could hide a loss of 25% is
-unknown; otherwise it holds. A regression names its likely cause: placement, a degraded link (not up,
+rail, or a farther path class is a regression at any rate. A slowdown is a regression if its whole interval
+is beyond 2%, but unknown if the run was contended. Noise that could hide a loss of 25% makes the arm
+unknown. Otherwise it holds. A regression names its likely cause: placement, a degraded link (not up,
 below its own PCIe capability, or with a lower rate or MTU than at the baseline), or nothing that was
 observed. A baseline of another topology is refused.
 """
@@ -62,7 +62,7 @@ class ArmComparison(msgspec.Struct, frozen=True):
 
 
 def compare_records(before: TransferRecord, after: TransferRecord) -> tuple[ArmComparison, ...]:
-    """The arms of A and B by name, alone and together apart.
+    """The arms of A and B by name. Arms alone and arms together are compared separately.
 
     Raises:
         Refused: they did not measure the same thing, or have no arm in common.
@@ -92,7 +92,7 @@ def compare_records(before: TransferRecord, after: TransferRecord) -> tuple[ArmC
 
 
 def matching_arm(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """The arm of the same name; else the only one of the same GPU, which may have been given another NIC."""
+    """The arm of the same name, or else the only one of the same GPU, which may now have another NIC."""
     candidates = [known for known in arms if known.together == arm.together]
     named = [known for known in candidates if known.name == arm.name]
     same_gpu = [known for known in candidates if known.gpu == arm.gpu != "cpu"]
@@ -143,7 +143,7 @@ class BaselineFinding(msgspec.Struct, frozen=True):
     node: str
     device: str
     ratio: Ratio | None
-    """Now over baseline; None where there is nothing to compare."""
+    """Now / baseline, or None if there is nothing to compare."""
     reason: str
 
 
@@ -160,7 +160,7 @@ def check_baseline(record: TransferRecord) -> TransferRecord:
 
 
 def judge_record(record: TransferRecord, baseline: TransferRecord) -> tuple[BaselineFinding, ...]:
-    """One finding for each arm of the baseline; an arm that is missing from the record is unknown.
+    """One finding for each arm of the baseline. An arm that is missing from the record is unknown.
 
     Raises:
         Refused: the two did not measure the same thing, or not on the same kind of machine.
@@ -217,7 +217,7 @@ def _judge_rate(new: Arm, old: Arm, ratio: Ratio) -> tuple[BaselineOutcome, str]
 
 
 def _judge_path(new: Arm, old: Arm) -> tuple[BaselineOutcome, str] | None:
-    """A regression that is proved whatever the rate: wrong data, wrong rail, or a farther path class."""
+    """A regression that is proved at any rate: wrong data, wrong rail, or a farther path class."""
     if not all(run.verified for run in new.runs):
         return "regressed", "the data did not arrive intact"
     wrong = [run.path.evidence for run in new.runs if run.path.verdict == "does not hold"]

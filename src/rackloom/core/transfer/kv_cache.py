@@ -1,8 +1,8 @@
 """A transfer rate in terms of a served model: the hand-over of the KV cache of one prompt.
 
 `kv_terms` gives the milliseconds of the hand-over, and its share of the time to first token if a prefill
-time is given. A token's entry has 2 (K and V) x layers x KV heads x head size x bytes per element;
-multi-head latent attention keeps one compressed vector per layer instead. The table of sizes is for bf16.
+time is given. A token's entry has 2 (K and V) x layers x KV heads x head size x bytes per element.
+Multi-head latent attention keeps one compressed vector per layer instead. The table of sizes is for bf16.
 """
 
 import msgspec
@@ -29,11 +29,11 @@ class KvTerms(msgspec.Struct, frozen=True):
     milliseconds: float
     prefill_ms: float | None
     ttft_share: float | None
-    """Hand-over / (prefill + hand-over); None where no prefill time was given."""
+    """Hand-over / (prefill + hand-over), or None if no prefill time was given."""
 
 
 def kv_terms(model: str, tokens: int, gigabytes_per_second: float, prefill_ms: float | None) -> KvTerms:
-    """The terms for a prompt of `tokens` at a positive rate; prefill in milliseconds.
+    """The terms for a prompt of `tokens` at a positive rate. `prefill_ms` is in milliseconds.
 
     Raises:
         Refused: no such model in the table, or a number is not positive.

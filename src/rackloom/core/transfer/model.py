@@ -1,4 +1,4 @@
-"""What a machine's wiring lets expect of each pair of GPU and NIC, without any measurement.
+"""The rate to expect of each pair of GPU and NIC from the machine's wiring, without any measurement.
 
 The line rate of a NIC bounds a pair, and the path class decides which share of it arrives. Two shares are
 published: the nixl-kv-transfer example reached 78% of a 400 Gb/s NIC from its own NUMA node and 55% from
@@ -46,11 +46,11 @@ class ModelledPair(msgspec.Struct, frozen=True, kw_only=True):
     path_class: PathClass
     line_rate_gigabits: int | None
     own: bool
-    """Whether it is the NIC that is this GPU's by its wiring."""
+    """Whether the wiring makes it this GPU's own NIC."""
     alone: RateRange | None
     """None: the NIC's line rate is not known."""
     together: RateRange | None
-    """When every GPU drives its own NIC; None for the other pairs."""
+    """The rate when every GPU drives its own NIC, or None for the other pairs."""
 
 
 class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_transfers(machine: Machine, total_bytes: int) -> TransferModel:
-    """What a transfer of `total_bytes` can take over each pair of `machine`, excluded NICs left out.
+    """The time of a transfer of `total_bytes` over each pair of `machine`. Excluded NICs are left out.
 
     Raises:
         Refused: the machine has no GPU, or no NIC that may carry data.

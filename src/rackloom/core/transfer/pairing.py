@@ -1,13 +1,13 @@
-"""Which NIC each GPU is driven through, and on which processors its ends run.
+"""The choice of a NIC for each GPU, and of the processors for its ends.
 
-`pair_up` gives each GPU a NIC of its own: as few pairs as possible of the farthest PCIe path class, then
+`pair_up` gives each GPU its own NIC: as few pairs as possible of the farthest PCIe path class, then
 of the next nearer, and so on. It is a minimum-cost bipartite matching by successive shortest augmenting
-paths; a pair of one class costs more than one pair for every GPU of all nearer classes, so the sum
+paths. A pair of one class costs more than one pair for every GPU of all nearer classes, so the sum
 compares the classes in that order. `every_pair` is the whole matrix instead. `are_disjoint` tests whether
 pairs can be driven at once without sharing a GPU or a NIC.
 
 Both ends of a transfer poll. `spread_cores` gives each end an equal part of the processors, and
-`without_core` counts the ends of a host that cannot have one of their own: a maximum bipartite matching
+`without_core` counts the ends of a host that must share one: a maximum bipartite matching
 of ends and processors by augmenting paths (Kuhn's algorithm).
 
 GPUs are named by PCI address, because CUDA orders them by speed and not by slot.
@@ -30,7 +30,7 @@ class GpuNicPair(msgspec.Struct, frozen=True):
     """As in `EndConfig.device`: `cpu`, `cuda:ADDRESS`, `fabric:ADDRESS`."""
     nic: str
     path_class: str | None = None
-    """PIX, PXB, PHB, NODE or SYS of the two; None: not known."""
+    """PIX, PXB, PHB, NODE or SYS of the two, or None if not known."""
     nearest_class: str | None = None
     """The class of the nearest NIC of this GPU on its machine, claimed or not."""
 
@@ -63,7 +63,7 @@ def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple
 def device_indices(
     machine: Machine, gpus: Sequence[str], nics: Sequence[str] | None
 ) -> tuple[list[int], list[int]]:
-    """Indices of GPUs by PCI address and of NICs by any of their names; None takes every usable NIC.
+    """Indices of GPUs by PCI address and of NICs by any of their names. None selects every usable NIC.
 
     Raises:
         Refused: the machine does not have a device of that name.
@@ -82,7 +82,7 @@ def device_indices(
 
 
 def describe_pair(machine: Machine | None, device: str, address: str | None, nic: str) -> GpuNicPair:
-    """A pair that the user chose, with its path classes if known; `address` is that of `device`."""
+    """A pair that the user chose, with its path classes if known. `address` is that of `device`."""
     gpus, nics = ((), ()) if machine is None else (machine.gpus, machine.nics)
     gpu = next((gpu for gpu in gpus if address and gpu.pci_address == address), None)
     found = next((known for known in nics if nic.split(":", 1)[0] in _nic_names(known)), None)
@@ -110,7 +110,7 @@ def are_disjoint(pairs: Sequence[GpuNicPair]) -> bool:
 
 
 def spread_cores(ends: int, usable: Sequence[int]) -> list[tuple[int, ...]]:
-    """Equal parts of the processors, one part for each polling end; empty parts if there are fewer than ends.
+    """Equal parts of the processors, one for each polling end, or empty parts if the ends outnumber them.
 
     An empty part leaves the choice to the scheduler, as in `EndConfig.cores`.
     """
@@ -130,7 +130,7 @@ def lack_of_processors(measured: Sequence[Measurement]) -> str | None:
 
 
 def without_core(cores: Sequence[Sequence[int]]) -> int:
-    """How many of the ends of one host cannot have a processor of their own, given where each may run."""
+    """The number of ends of one host that must share a processor, given the processors that each may use."""
     owner: dict[int, int] = {}
 
     def assign(end: int, tried: set[int]) -> bool:

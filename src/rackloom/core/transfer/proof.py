@@ -4,15 +4,15 @@ A rate cannot distinguish a wrong device from a slow one, and a fast wrong devic
 counters of the devices can. They belong to a device, not to one process, so other traffic shows up too.
 
 `prove_path` compares counters before and after. A device that moved less than 5% of the payload did not
-carry it; all devices together must account for 95%, at both ends. The promise holds if the promised
+carry it. All devices together must account for 95%, at both ends. The promise holds if the promised
 device carried the payload and no other device did. Beside simultaneous transfers, devices promised to
 those do not count against it, but then UCX's own log has to name the promised device. Transfers within
 the memory of one host use no device.
 
 `expect_rate` compares the rate with the line rate of the slower end (or the declared rate of an emulated
-link); 75% counts as met. A shortfall is explained by what was observed: wrong rail, contention, degraded
+link). 75% counts as met. A shortfall is explained by an observed cause: wrong rail, contention, degraded
 link, or a pair of GPU and NIC that is farther apart than necessary. `contention_reason`: both ends poll,
-so each needs a processor; an end that got less than 95% of one was pushed aside by another process or by
+so each needs a processor. An end that got less than 95% of one was pushed aside by another process or by
 the hypervisor.
 """
 
@@ -49,7 +49,7 @@ ACCOUNTED_SHARE = 0.95
 
 
 def traffic_between(before: DeviceCounters, after: DeviceCounters) -> tuple[DeviceTraffic, ...]:
-    """What each device moved in between, busiest first; idle devices and ones that came or went left out."""
+    """The traffic of each device in between, busiest first. Idle, new and vanished devices are left out."""
     moved = [
         DeviceTraffic(name, kind, sent - before[kind, name][0], received - before[kind, name][1])
         for (kind, name), (sent, received) in after.items()
@@ -68,14 +68,14 @@ def prove_path(
     promised: str | None,
     companions: frozenset[str] = frozenset(),
 ) -> PathProof:
-    """Compare what was counted at both ends with the device that was promised at the initiator's.
+    """Compare the counters of both ends with the device that was promised at the initiator's end.
 
     `expected_bytes` is the payload of all timed iterations. A promise holds only if that device counted the
-    payload and no other one did. `companions` are promised to transfers that ran at the same time: what they
-    counted is not held against this one, but then UCX itself has to name the promised device and no other.
+    payload and no other one did. `companions` are promised to transfers that ran at the same time. Their
+    counts do not break this promise, but then UCX itself has to name the promised device and no other.
     """
-    # Counters belong to devices, not to processes. What companions counted may be their own payload, so it is
-    # left out, and UCX's protocol table has to confirm the promised device instead.
+    # Counters belong to devices, not to processes. The counts of companions may be their own payload, so
+    # they are left out, and UCX's protocol table has to confirm the promised device instead.
     every = _carriers(initiator, expected_bytes, outgoing=op == "WRITE")
     carried = {name: count for name, count in every.items() if not _is_promised(name, companions)}
     counted = sum(carried.values())
@@ -143,7 +143,7 @@ def expect_rate(
     environment: RunEnvironment,
     copy_gbps: float | None = None,
 ) -> RateExpectation:
-    """`rate_gbps` and `copy_gbps` are decimal GB/s, as measured; line rates are Gb/s, as sold."""
+    """`rate_gbps` and `copy_gbps` are decimal GB/s, as measured. Line rates are Gb/s, as sold."""
     if promise.device is None:
         return RateExpectation() if copy_gbps is None else _against_copy(rate_gbps, copy_gbps)
     causes = tuple(_shortfall_causes(promise, path, environment))
@@ -164,7 +164,7 @@ def expect_rate(
 
 
 def _against_copy(rate_gbps: float, copy_gbps: float) -> RateExpectation:
-    """Within one GPU nothing promises a rate; its own copies are what to compare with."""
+    """Within one GPU nothing promises a rate, so compare with the GPU's own copies."""
     share = rate_gbps / copy_gbps
     sentence = (
         f"{share:.0%} of what the GPU copies within itself ({copy_gbps:.0f} GB/s); no device was promised"
@@ -173,7 +173,7 @@ def _against_copy(rate_gbps: float, copy_gbps: float) -> RateExpectation:
 
 
 def degraded_reason(link: Link) -> str | None:
-    """One sentence if the link runs below what it can, else None."""
+    """One sentence if the link runs below its capability, else None."""
     if link.state is not None and link.state not in _WORKING_STATES:
         return f"{link.name} is {link.state}"
     if link.pcie and link.pcie_best and link.pcie != link.pcie_best:
@@ -182,12 +182,12 @@ def degraded_reason(link: Link) -> str | None:
 
 
 def link_named(host: HostFacts, device: str) -> Link | None:
-    """The link of that name; an HCA may be named without its port."""
+    """The link named `device`. An HCA may be named without its port."""
     return next((link for link in host.links if link.name in (device, f"{device}:1")), None)
 
 
 def is_farther(path_class: str | None, nearest: str | None) -> bool:
-    """Whether a pair is of a farther class than another; False where either is not known."""
+    """Whether a pair is of a farther class than another. False if either is not known."""
     known = path_class in _NEAREST_FIRST and nearest in _NEAREST_FIRST
     return known and _NEAREST_FIRST.index(str(path_class)) > _NEAREST_FIRST.index(str(nearest))
 
@@ -217,7 +217,7 @@ def _promised_links(promise: Promise, path: PathProof, environment: RunEnvironme
 
 
 POLLING_SHARE = 0.95
-"""Below this share of one processor an end was not polling all the time; undisturbed ends reach 0.98."""
+"""Below this share of one processor an end was not polling all the time. Undisturbed ends reach 0.98."""
 
 
 def contention_reason(initiator: EndUsage, target: EndUsage) -> str | None:

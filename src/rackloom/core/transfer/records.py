@@ -1,7 +1,7 @@
-"""The record of a measurement: what was measured and where, with the output of other tools.
+"""The record of a measurement and of its machine, with the output of other tools.
 
 A `TransferRecord` holds the request, the report with the circumstances of every run, the discovered
-machine of the initiator, and the output of nvbandwidth or nccl-tests where the user added it. If a run
+machine of the initiator, and the output of nvbandwidth or nccl-tests if the user added it. If a run
 fails after others were complete, the record keeps those and the reason why it is incomplete. `prove.transfer`
 reads and writes the files.
 """
@@ -22,19 +22,19 @@ from rackloom.topology.machine import Machine
 
 
 _NCCL_ROW = re.compile(r"\s*\d+\s+\d+\s+\w+\s+\w+\s+-?\d+\s+(?P<figures>[\d.\sN/A]+)")
-"""nccl-tests: size, count, type, redop, root; then time, algbw, busbw, #wrong out of place and in place."""
+"""nccl-tests: size, count, type, redop, root, then time, algbw, busbw, #wrong out of place and in place."""
 _NCCL_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
 _NCCL_OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)")
 
 
 class ToolFigure(msgspec.Struct, frozen=True):
-    """One number of another tool, with its matrix where it has one."""
+    """One number of another tool, with its matrix if it has one."""
 
     name: str
     value: float
     unit: str = "GB/s"
     matrix: tuple[tuple[float | None, ...], ...] = ()
-    """Rows and columns as the tool prints them, GPUs in CUDA's order; None where it measured nothing."""
+    """Rows and columns as the tool prints them, GPUs in CUDA's order. None in unmeasured cells."""
 
 
 class ToolOutput(msgspec.Struct, frozen=True):
@@ -43,15 +43,15 @@ class ToolOutput(msgspec.Struct, frozen=True):
     tool: Literal["nvbandwidth", "nccl-tests"]
     file: str
     correct: bool | None
-    """Whether the tool reports that its data were right, or its tests passed; None if it reports neither."""
+    """Whether the tool reports correct data or passed tests, or None if it reports neither."""
     figures: tuple[ToolFigure, ...]
 
 
 def read_nvbandwidth(text: str, file: str) -> ToolOutput:
-    """`nvbandwidth -j` output; lines that MPI or the shell printed around the document are passed over.
+    """`nvbandwidth -j` output. Lines that MPI or the shell printed around the document are skipped.
 
     Raises:
-        Refused: there is no such document in it.
+        Refused: the text has no such document.
     """
     try:
         document = decode_json(text[text.index("{") : text.rindex("}") + 1], file)["nvbandwidth"]
@@ -67,10 +67,10 @@ def read_nvbandwidth(text: str, file: str) -> ToolOutput:
 
 
 def read_nccl(text: str, file: str) -> ToolOutput:
-    """What a program of nccl-tests printed.
+    """The output of a program of nccl-tests.
 
     Raises:
-        Refused: there is no row of its table in it.
+        Refused: the text has no row of the program's table.
     """
     rows = tuple(_nccl_rows(text))
     if not rows:
@@ -113,7 +113,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     spec: TransferSpec
     report: AlignmentReport
     machine: Machine | None = None
-    """The initiator's host as it was discovered; None where links were emulated or nothing could be read."""
+    """The initiator's host as discovered, or None if links were emulated or nothing could be read."""
     evidence: tuple[ToolOutput, ...] = ()
     incomplete: str | None = None
     """Why runs are missing, or None."""

@@ -1,6 +1,6 @@
 """A transfer record for people: tables, the GPU x NIC matrix as SVG, an HTML page.
 
-`record_tables` lists rates, proof, matrix, KV-cache hand-over, environment and links; the terminal and
+`record_tables` lists rates, proof, matrix, KV-cache hand-over, environment and links. The terminal and
 the page share them. `render_page` is one self-contained HTML page without scripts, in which everything
 that came out of a file is escaped. In the matrix a darker cell is faster, and a dashed edge marks a path
 that was not proved.
@@ -33,7 +33,7 @@ class MatrixCell(msgspec.Struct, frozen=True):
 
 
 class RateMatrix(msgspec.Struct, frozen=True):
-    """GPUs (or host memory) by NICs; None where the pair was not measured."""
+    """GPUs (or host memory) by NICs. None if the pair was not measured."""
 
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
@@ -41,7 +41,7 @@ class RateMatrix(msgspec.Struct, frozen=True):
 
 
 def rate_matrix(report: AlignmentReport) -> RateMatrix | None:
-    """The matrix of the arms that had a device promised and were measured alone; None if there are none."""
+    """The matrix of the arms that had a device promised and were measured alone, or None without them."""
     arms = [arm for arm in report.arms if arm.device is not None and not arm.together]
     if not arms:
         return None
@@ -61,7 +61,7 @@ def matrix_rows(matrix: RateMatrix) -> list[tuple[str, ...]]:
 
 
 def matrix_svg(matrix: RateMatrix, title: str) -> str:
-    """The matrix as one SVG document: the darker, the faster; a dashed edge where the path is not proved."""
+    """The matrix as one SVG document. Darker cells are faster. A dashed edge marks a path without proof."""
     width = _LABEL_WIDTH + _CELL_WIDTH * len(matrix.nics) + 10
     height = _TOP_MARGIN + 20 + _ROW_HEIGHT * len(matrix.gpus) + 10
     most = max((cell.gbps for line in matrix.cells for cell in line if cell), default=0.0) or 1.0

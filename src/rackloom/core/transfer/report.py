@@ -1,15 +1,14 @@
-"""Builds reports from what both ends observed: one run, the arms of a comparison, a matrix of pairs.
+"""Builds reports from the observations of both ends: one run, the arms of a comparison, a matrix of pairs.
 
 `build_report` computes the figures of one run (mean and percentiles over the timed iterations, rate, the
 part of the time spent posting) and adds the proof of the path, the expectation of the rate, the
 circumstances of the measurement, and reasons to distrust the rate, such as contention. Data are verified
 if both ends have the same digest.
 
-`single_report`, `alignment_report` and `matrix_report` combine runs: one placement; aligned against
-unaligned, measured ratio beside declared ratio; every pair alone and all at once, with the share of time
-in which all pairs were timed side by side. A report is proved only if every run verified its data and
-kept its promise, where it had one. Contention makes rates unreliable; data and path are proved all the
-same.
+`single_report` combines the runs of one placement. `alignment_report` compares aligned with unaligned runs,
+measured ratio beside declared ratio. `matrix_report` has every pair alone and all at once, with the share of
+time in which all pairs were timed side by side. A report is proved only if every run verified its data and
+kept its promise, if it had one. Contention makes rates unreliable, but data and path are still proved.
 """
 
 from collections.abc import Sequence
@@ -70,9 +69,9 @@ def build_report(
     crowding: str | None = None,
     companions: frozenset[str] = frozenset(),
 ) -> TransferReport:
-    """What the ends observed, as the figures of the RESULT line with their proof.
+    """The figures of the RESULT line with their proof, from the observations of the ends.
 
-    `crowding` is the reason why the ends lacked a processor each, if they did; `companions` are devices
+    `crowding` is the reason why the ends lacked a processor each, if they did. `companions` are devices
     promised to transfers that ran at the same time.
     """
     here, there = measured.initiator, measured.target

@@ -6,11 +6,11 @@ difference look certain. With a single run the noise is unknown, and there is no
 
 - `mean_interval`: Student's t interval of the mean, 95%.
 - `compare_rates`: Welch's t-test on the logarithms of the run means, so the result is an interval of the
-  ratio; degrees of freedom by Welch-Satterthwaite. Beside it stands the two-sided p of the exact
+  ratio. Degrees of freedom are by Welch-Satterthwaite. Beside it stands the two-sided p of the exact
   Mann-Whitney test, which assumes no distribution.
-- `mann_whitney` counts rank sums by dynamic programming. Ties get the mean of their ranks; ranks are
+- `mann_whitney` counts rank sums by dynamic programming. Ties get the mean of their ranks. Ranks are
   doubled to stay whole numbers.
-- `t_quantile` bisects the distribution function, integrated by Simpson's rule; no statistics package is
+- `t_quantile` bisects the distribution function, integrated by Simpson's rule. No statistics package is
   needed.
 """
 
@@ -95,12 +95,12 @@ class Ratio(msgspec.Struct, frozen=True):
 
     @property
     def differs(self) -> bool | None:
-        """Whether the interval excludes 1; None without an interval."""
+        """Whether the interval excludes 1, or None without an interval."""
         return None if self.interval is None else not self.interval.low <= 1.0 <= self.interval.high
 
 
 def mean_interval(numbers: Sequence[float]) -> Interval | None:
-    """Student's interval of the mean; None for a single number, whose noise is not known.
+    """Student's interval of the mean, or None for a single number, because its noise is not known.
 
     It assumes independent, roughly normal numbers, which means of many iterations are.
     """

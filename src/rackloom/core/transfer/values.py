@@ -1,13 +1,13 @@
 """The request of a transfer and its report, as values.
 
 `TransferSpec` and `EndConfig` describe a measurement: sizes, iterations, memory, UCX pins, processors,
-allocation. `Promise` is what the placement promises of the path. `EndRecord` and `Measurement` are what
-the ends observed, and `TransferReport`, `Arm` and `AlignmentReport` what is concluded: one run, the runs
+allocation. `Promise` is the placement's promise of the path. `EndRecord` and `Measurement` are the
+observations of the ends. `TransferReport`, `Arm` and `AlignmentReport` are the conclusions: one run, the runs
 of one placement, and all placements of one call.
 
 The first sixteen fields of a `TransferReport` are those of the RESULT line of the nixl-kv-transfer
-example, in its order. Everything after them is ours and only ever added to. Seconds, bytes and decimal
-GB/s throughout; line rates are in Gb/s.
+example, in its order. All later fields are ours, and fields are only ever added. Units are seconds, bytes and
+decimal GB/s throughout. Line rates are in Gb/s.
 """
 
 from typing import Literal
@@ -34,18 +34,18 @@ def _require_range(name: str, number: float, low: int, high: int) -> None:
 
 
 class AllocatedDevices(msgspec.Struct, frozen=True):
-    """What a claim allocated, by any name: HCA, netdev or PCI address."""
+    """The devices that a claim allocated, by any name: HCA, netdev or PCI address."""
 
     names: tuple[str, ...]
 
 
 class UcxPins(msgspec.Struct, frozen=True):
-    """How one end pins UCX; the ends differ where their hosts name devices differently."""
+    """The UCX pins of one end. The ends differ if their hosts name devices differently."""
 
     transports: tuple[str, ...] = ()
-    """UCX_TLS; empty leaves the choice to UCX."""
+    """UCX_TLS. Empty leaves the choice to UCX."""
     net_devices: tuple[str, ...] = ()
-    """UCX_NET_DEVICES; empty leaves the choice to UCX."""
+    """UCX_NET_DEVICES. Empty leaves the choice to UCX."""
 
 
 class EndConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +53,11 @@ class EndConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ucx: UcxPins = UcxPins()
     device: str = "cpu"
-    """Whose memory the buffer is: `cpu`, `cuda:N` or `fabric:N`; N is an ordinal or a PCI address."""
+    """The device with the buffer: `cpu`, `cuda:N` or `fabric:N`. N is an ordinal or a PCI address."""
     cores: tuple[int, ...] = ()
-    """Processors that it may run on; empty leaves that to the scheduler."""
+    """Processors that it may run on. Empty leaves the choice to the scheduler."""
     allocated: AllocatedDevices | None = None
-    """The devices of its claim; it refuses to measure while it sees others. None: not checked."""
+    """The devices of its claim. It refuses to measure while it sees others. None: not checked."""
 
 
 class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that one iteration moves; also the size of either buffer."""
+        """Bytes that one iteration moves, and the size of either buffer."""
         return self.block_size * self.batch_size
 
     @property
@@ -95,19 +95,19 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What the placement promises: the device that carries the bytes, and the declared rate of a shaper."""
+    """The placement's promise: the device that carries the bytes, and the declared rate of a shaper."""
 
     device: str | None = None
     declared_gigabits: float | None = None
     emulated: bool = False
     path_class: str | None = None
-    """Path class of the GPU and the NIC of this pair; None: not known."""
+    """Path class of the GPU and the NIC of this pair, or None if not known."""
     nearest_class: str | None = None
     """Class of the nearest NIC that this GPU has."""
 
 
 class DeviceTraffic(msgspec.Struct, frozen=True):
-    """What one device counted during the timed iterations, bytes; netdev counters include headers."""
+    """Bytes that one device counted during the timed iterations. Netdev counters include headers."""
 
     name: str
     kind: Literal["netdev", "rdma"]
@@ -122,10 +122,10 @@ class PathProof(msgspec.Struct, frozen=True):
     evidence: str
     promised: str | None
     carried_by: tuple[str, ...]
-    """Devices whose counters rose by the payload on the initiator's side; empty within one memory."""
+    """Devices with counters that rose by the payload on the initiator's side. Empty within one memory."""
     expected_bytes: int
     protocols: tuple[str, ...]
-    """What UCX reports to use for this operation, such as tcp/rdma0 or cma/memory."""
+    """Protocols that UCX reports for this operation, such as tcp/rdma0 or cma/memory."""
     initiator: tuple[DeviceTraffic, ...]
     target: tuple[DeviceTraffic, ...]
 
@@ -155,16 +155,16 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     pcie: str | None = None
     """Current PCIe link, such as `32.0 GT/s x16`."""
     pcie_best: str | None = None
-    """What both ends of that PCIe link could do."""
+    """The best link that both ends of that PCIe link support."""
 
 
 class VisibleDevices(msgspec.Struct, frozen=True):
-    """What one end sees."""
+    """The devices that one end sees."""
 
     rdma_files: tuple[str, ...] = ()
     """Names in /dev/infiniband."""
     hcas: tuple[str, ...] = ()
-    """HCAs that those files open; a file with an unknown HCA is listed by its own name."""
+    """HCAs that those files open. A file with an unknown HCA is listed by the file's name."""
     netdevs: tuple[str, ...] = ()
     """All but `lo`."""
 
@@ -185,13 +185,13 @@ class HostFacts(msgspec.Struct, frozen=True):
     gpu_driver: str | None = None
     device: str = "cpu"
     cores: tuple[int, ...] = ()
-    """Processors that the end was pinned to; empty: none in particular."""
+    """Processors that the end was pinned to. Empty if it was not pinned."""
     links: tuple[Link, ...] = ()
     visible: VisibleDevices = VisibleDevices()
 
 
 class EndRecord(msgspec.Struct, frozen=True):
-    """What one end observed of itself over the timed iterations."""
+    """The observations of one end about itself over the timed iterations."""
 
     digest: str
     """blake2b-256 of the whole buffer after the last iteration, hexadecimal."""
@@ -201,7 +201,7 @@ class EndRecord(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What the initiator reports to its parent process."""
+    """The initiator's report to its parent process."""
 
     backend: str
     connect_seconds: float
@@ -214,14 +214,14 @@ class Measurement(msgspec.Struct, frozen=True):
     initiator: EndRecord
     target: EndRecord
     copy_seconds: float | None = None
-    """What the initiator's GPU needs to copy one buffer within itself; None for host memory."""
+    """Time that the initiator's GPU needs to copy one buffer within itself. None for host memory."""
     began: float = 0.0
     """CLOCK_MONOTONIC of the initiator's host, seconds, when the timed iterations began and ended."""
     ended: float = 0.0
 
 
 class RunEnvironment(msgspec.Struct, frozen=True):
-    """The circumstances of a measurement; rates cannot be compared without them."""
+    """The circumstances of a measurement. Rates cannot be compared without them."""
 
     initiator: HostFacts
     target: HostFacts
@@ -232,15 +232,15 @@ class RunEnvironment(msgspec.Struct, frozen=True):
 
 
 class RateExpectation(msgspec.Struct, frozen=True):
-    """A rate against what the topology promises."""
+    """A rate against the topology's promise."""
 
     outcome: Literal["met", "short", "unknown"] = "unknown"
     gigabits: float | None = None
-    """Line rate of the promised device; the declared rate on an emulated one."""
+    """Line rate of the promised device, or the declared rate of an emulated one."""
     share: float | None = None
     """Measured / line rate."""
     causes: tuple[ShortfallCause, ...] = ()
-    """What explains a shortfall, nearest to certain first; empty if nothing that was observed does."""
+    """Observed causes of a shortfall, nearest to certain first. Empty if no observation explains it."""
     sentence: str = "no device was promised, so no rate was"
 
 
@@ -267,9 +267,9 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """The sink's buffer, wiped before the timed iterations, equals the source's afterwards."""
     emulated: bool
     declared_gigabits: float | None
-    """The declared rate of a shaper, Gb/s; None on hardware."""
+    """The declared rate of a shaper in Gb/s, or None on hardware."""
     avg_post_seconds: float
-    """The part of avg_seconds until the post returned; all of it on a blocking transport such as cma."""
+    """The part of avg_seconds until the post returned. All of it on a blocking transport such as cma."""
     avg_transfer_seconds: float
     """The rest: polling until the transfer was done."""
     connect_seconds: float
@@ -277,10 +277,10 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     path: PathProof
     environment: RunEnvironment
     path_class: str | None = None
-    """PIX, PXB, PHB, NODE or SYS of GPU and NIC; None: not known."""
+    """PIX, PXB, PHB, NODE or SYS of GPU and NIC, or None if not known."""
     expectation: RateExpectation = RateExpectation()
     copy_GBps: float | None = None  # noqa: N815
-    """What the initiator's GPU copies within itself, the most a transfer on it could reach; None: no GPU."""
+    """Copy rate within the initiator's GPU, the most a transfer on it could reach. None without a GPU."""
     began: float = 0.0
     ended: float = 0.0
 
@@ -296,7 +296,7 @@ class Arm(msgspec.Struct, frozen=True):
     spread: float
     """(fastest - slowest) / mean of the runs."""
     interval: Interval | None = None
-    """95% interval of mean_GBps over the runs; None with a single run."""
+    """95% interval of mean_GBps over the runs, or None with a single run."""
     gpu: str = "cpu"
     together: bool = False
     """Whether all pairs were driven at once."""
@@ -305,7 +305,7 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 class AlignmentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An aligned and an unaligned arm, interleaved; or one plain arm with nothing to compare it to."""
+    """An aligned and an unaligned arm, interleaved, or one plain arm with nothing to compare it to."""
 
     emulated: bool
     label: str
@@ -328,5 +328,5 @@ class AlignmentReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """All arms there are."""
+        """All arms."""
         return (*(arm for arm in (self.aligned, self.unaligned, self.plain) if arm), *self.pairs)

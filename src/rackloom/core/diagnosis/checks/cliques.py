@@ -1,15 +1,13 @@
 """Checks of the clique label of nodes against the partitions of the switch fabric, tray by tray.
 
 `nvidia.com/gpu.clique` has the form `<clusterUUID>.<cliqueId>`. The clique id is the id of the partition
-(32766 for the factory's). The cluster UUID names the NVLink domain in a different name space, so its
-meaning is learnt: it stands for the domain of most GPUs of the nodes that carry it. A tray whose GPUs are
-in two partitions has no label at all (GPU Feature Discovery, internal/lm/imex.go) and is reported as
-split.
+(32766 for the factory's). The cluster UUID names the NVLink domain in a different name space, so its meaning
+is learnt: it stands for the domain of most GPUs of the nodes that carry it. A tray with GPUs in two
+partitions has no label at all (GPU Feature Discovery, internal/lm/imex.go) and is reported as split.
 
-Only nodes are judged whose GPUs both layers know, and whose domain has a fresh reading. The fix sets the
-label that the fabric implies and says who wrote the wrong one; where the right value is not known, it
-shows the node's plugin pods. A label with several field managers is a warning: they undo one another's
-writes.
+A node is judged only if both layers know its GPUs and its domain has a fresh reading. The fix sets the label
+that the fabric implies and names the writer of the wrong one. If the right value is not known, it shows the
+node's plugin pods. A label with several field managers is a warning: they undo one another's writes.
 """
 
 from collections import Counter, defaultdict
@@ -27,7 +25,7 @@ ClusterVotes = Mapping[str, Counter[str]]
 
 
 def check_cliques(index: SnapshotIndex, clusters: Mapping[str, str]) -> Iterator[Finding]:
-    """All findings about cliques of nodes whose GPUs both layers know, and about who writes the label.
+    """All findings about cliques, and writers of the label, of nodes with GPUs that both layers know.
 
     `clusters` are the domains of cluster UUIDs, at least of those that the nodes or domains here have.
     """
@@ -69,8 +67,8 @@ def _check_node(
 
 
 def _label_fix(node: NodeRecord, clusters: Mapping[str, str], gpus: tuple[GpuChain, ...]) -> str:
-    """Set the implied label and stop the wrong writer; if nobody wrote the label, look at its plugins."""
-    # The implied clique is empty where the tray is in no partition, and None where it is not known.
+    """Set the implied label and stop the wrong writer. If it has no writer, look at the node's plugins."""
+    # The implied clique is empty if the tray is in no partition, and None if it is not known.
     right: str | None = ""
     domain, partition = _partition_of(gpus[0])
     if partition is not None:
@@ -96,14 +94,14 @@ def _written_by_hand(node: NodeRecord) -> bool:
 def _label_mismatch(
     node: NodeRecord, place: tuple[str, int | None], gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]
 ) -> str:
-    """What is wrong with the label of an undivided tray; empty: nothing."""
+    """The problem with the label of an undivided tray. Empty if it is right."""
     domain, partition = place
     if partition is None:
         return "it is labelled with a clique, and its GPUs are in no partition" if node.clique else ""
     if node.clique is None:
         return f"its GPUs are in partition {partition}, and it has no label {GPU_CLIQUE_LABEL}"
     cluster, _, clique = node.clique.rpartition(".")
-    # The clique id is the partition's id; the cluster UUID is compared by the domain that it stands for.
+    # The clique id is the partition's id. The cluster UUID is compared by the domain that it stands for.
     if clique != str(partition):
         return f"its label says clique {clique}, and its GPUs are in partition {partition}"
     if clusters.get(cluster, domain) != domain:

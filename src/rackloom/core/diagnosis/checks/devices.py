@@ -1,9 +1,9 @@
-"""Checks of nodes, ResourceSlices and allocated devices; fixes say where a pod could go.
+"""Checks of nodes, ResourceSlices and allocated devices. Fixes name a place that a pod could go to.
 
-`check_nodes` reports nodes that are not ready or silent, and drivers that publish nothing of a node though
-most nodes of cliques have them; `check_gone_nodes` slices left over from nodes that are gone;
-`check_devices` device taints that keep workloads away (NoSchedule, NoExecute), and allocated devices that
-are no longer published. The faults of devices are found part by part of a site (`device_faults`), their
+`check_nodes` reports nodes that are not ready or silent, and drivers that publish nothing for a node although
+most nodes of cliques have them. `check_gone_nodes` reports slices left over from nodes that are gone.
+`check_devices` reports device taints that keep workloads away (NoSchedule, NoExecute), and allocated devices
+that are no longer published. The faults of devices are found part by part of a site (`device_faults`), their
 fixes over all of it.
 
 For a tainted or missing device `Relocation` decides whether its pods would find the same devices
@@ -13,7 +13,7 @@ comes first. CPUs and other pods are not considered.
 
 If every pod has a place, the fix deletes the pods. Otherwise the job stands still until the device is
 well, and the fix comes in this order: cordon the node, delete the pods, reset the GPU or restart the
-machine. A reset needs that no process has the GPU open, and a GPU that is off the bus comes back only
+machine. A reset requires that no process has the GPU open, and a GPU that is off the bus comes back only
 when the machine restarts.
 """
 
@@ -42,26 +42,26 @@ from rackloom.core.diagnosis.snapshot import (
     grouped,
 )
 
-# Where else a pod could run.
+# Other places for a pod's devices.
 
 
 GANG_TAINT = "rackloom.dev/gang="
-"""Prefix of the taint on trays that the gang controller reserves; one without a pod is a spare tray."""
+"""Prefix of the taint on trays that the gang controller reserves. One without a pod is a spare tray."""
 _KIND_OF_WITHDRAWN = {GPU_DRIVER: "gpu"}
-"""The kind of a device that is no longer published, where the driver has only one."""
+"""The kind of a device that is no longer published, if the driver has only one kind."""
 DeviceNeed = tuple[tuple[DeviceKind, int], ...]
 """How many devices of each kind."""
 
 
 class Relocation:
-    """Where the pods of a snapshot would find their devices again."""
+    """The places at which the pods of a snapshot would find their devices again."""
 
     def __init__(self, index: SnapshotIndex) -> None:
         self._index = index
         self._found: dict[tuple[str | None, frozenset[str], DeviceNeed], NodeRecord | None] = {}
 
     def place_for(self, pod: str, node: str) -> str:
-        """In words, where `pod` (namespace/name) of `node` finds the devices that it has now; empty: nowhere.
+        """The other place, in words, that has the devices of `pod` (namespace/name) of `node`, or empty.
 
         Its own tray counts with the devices that the pod releases, except tainted ones.
         """
@@ -81,7 +81,7 @@ class Relocation:
         return f"{'the spare tray of its gang,' if _is_spare(tray) else 'the free tray'} {tray.name}"
 
     def clique_of(self, pod: str, node: str) -> str:
-        """The clique that `pod` cannot leave; empty: it may go anywhere."""
+        """The clique that `pod` cannot leave. Empty if it may go anywhere."""
         here = self._index.nodes.get(node)
         return "" if here is None or pod not in self._in_domains else here.clique or ""
 
@@ -176,7 +176,7 @@ def repair_command(device: DeviceRecord, use: DeviceUse | None, relocation: Relo
 
 
 def delete_pods_command(use: DeviceUse) -> str:
-    """Commands that delete the pods that use a device; empty where there is none."""
+    """Commands that delete the pods that use a device. Empty if it has none."""
     return " && ".join(f"kubectl -n {pod.replace('/', ' delete pod ')}" for pod in use.pods)
 
 
@@ -194,7 +194,7 @@ def _repair_in_place(device: DeviceRecord, use: DeviceUse, relocation: Relocatio
     begin = f"kubectl cordon {device.node} && {delete_pods_command(use)}"
     why = f"{no_place_reason(use, device.node, relocation)}: the job stands still until the device is well"
     afterwards = f"then kubectl uncordon {device.node}"
-    # A taint without effect requires no repair. A reboot also does what a reset would.
+    # A taint without effect requires no repair. A reboot includes a reset.
     taints = {re.sub("^gpu.nvidia.com/|=?:.*", "", taint) for taint in blocking_taints(device.taints)}
     address = device.key.pci_address
     if taints & _REBOOTS:
@@ -213,7 +213,7 @@ def _repair_in_place(device: DeviceRecord, use: DeviceUse, relocation: Relocatio
 
 
 def check_nodes(index: SnapshotIndex, expected: Collection[str]) -> Iterator[Finding]:
-    """Nodes that are not ready, or of which an expected driver publishes nothing."""
+    """Nodes that are not ready, or that an expected driver publishes nothing for."""
     published = {(pool.driver, pool.node) for pool in index.snapshot.pools}
     for node in index.snapshot.nodes:
         yield from _not_ready(node, index)
@@ -270,10 +270,10 @@ def check_gone_nodes(nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]) -
 
 
 class DeviceFaults(NamedTuple):
-    """Devices of a part of the site whose fix depends on what is free in all of it."""
+    """Devices of a part of the site. Their fix depends on the free devices of the whole site."""
 
     tainted: tuple[tuple[DeviceRecord, DeviceUse | None], ...]
-    """Those that a taint keeps workloads off, each with its allocation."""
+    """Devices with a taint that keeps workloads off, each with its allocation."""
     unpublished: tuple[DeviceUse, ...]
     """Allocations of devices that this part does not publish."""
 
@@ -310,7 +310,7 @@ def _tainted_device(
     whose = ["its plugin"] * bool(published) + [f"DeviceTaintRule {rule}" for rule in rules]
     keep = "keeps" if len(whose) == 1 else "keep"
     held = "nobody has it" if use is None else f"claim {use.claim} has it"
-    # A rule is meant: what has the device goes on, or is evicted as the administrator wants.
+    # A rule is intended: pods with the device go on, or are evicted as the administrator wants.
     is_meant = use is None or not published
     return fails(
         Check.DEVICE_TAINT,

@@ -2,17 +2,15 @@
 
 In the order in which a ComputeDomain comes up:
 
-- `TEMPLATES`: each ResourceClaimTemplate that a pod names exists; a similar name or another namespace is
-  suggested;
-- `CLAIMS`: each claim is allocated and reserved for its pod. A claim serves 256 pods at most. Pending
-  claims are grouped by the owner of their pods, because these wait for one reason. DeviceTaintRules that
-  hold them up are named with their devices. Pods with scheduling gates are held back on purpose and are not
-  judged;
-- `ACTIVE`: the conditions that the ComputeDomain controller wrote;
-- `ONE_CLIQUE`: all pods of a ComputeDomain are in one clique, by the labels of their nodes and by what
-  the IMEX daemons entered. One may lag behind the other while a fabric is partitioned anew;
-- `MESH`: every IMEX daemon reaches its peers. Where no daemon was read on any node in use, the mesh is
-  unknown.
+- `TEMPLATES`: each ResourceClaimTemplate that a pod names exists. A similar name or another namespace is
+  suggested.
+- `CLAIMS`: each claim is allocated and reserved for its pod. A claim serves 256 pods at most. Pending claims
+  are grouped by the owner of their pods, because these wait for one reason. DeviceTaintRules that hold them
+  up are named with their devices. Pods with scheduling gates are held back on purpose and are not judged.
+- `ACTIVE`: the conditions that the ComputeDomain controller wrote.
+- `ONE_CLIQUE`: all pods of a ComputeDomain are in one clique, by the labels of their nodes and by the entries
+  of the IMEX daemons. One may lag behind the other while a fabric is repartitioned.
+- `MESH`: every IMEX daemon reaches its peers. If no daemon was read on any node in use, the mesh is unknown.
 """
 
 import difflib
@@ -42,7 +40,7 @@ PendingPod = tuple[PodRecord, dict[str, ClaimRecord]]
 
 
 def check_pending(cluster: ClusterEvidence) -> Iterator[Finding]:
-    """One finding for each owner of pods whose claims are pending, and for each such pod without an owner."""
+    """One finding for each owner of pods with pending claims, and for each such pod without an owner."""
     by_owner: dict[str, list[PendingPod]] = {}
     for pod in cluster.pods:
         # A gated pod is held back on purpose: the scheduler has not considered it yet.

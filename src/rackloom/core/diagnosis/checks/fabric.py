@@ -1,16 +1,16 @@
 """Checks of the switch fabric: readable layers, controllers, GPU and partition health, trays.
 
-`check_layers` reports layers that could not be read; those with one cause are one finding. It also reports
-issuers of tokens whose keys could not be read.
-`check_controllers` reports domains whose controllers do not answer or contradict one another, paused
-domains, domains that run out of multicast groups, controllers that stay away for an hour (a switch tray
-that restarts is back within minutes), and domains with machines for which no controller is registered.
+`check_layers` reports layers that could not be read. Those with one cause are one finding. It also reports
+token issuers with keys that could not be read. `check_controllers` reports domains with controllers that do
+not answer or contradict one another, paused domains, domains that run out of multicast groups, controllers
+that stay away for an hour (a switch tray that restarts is back within minutes), and domains with machines for
+which no controller is registered.
 
-`check_fabric` reports what controllers say of their own domain, and only of domains whose reading is
-fresh: sick GPUs, sick partitions, GPUs whose health it does not report, trays and GPUs that it no longer
+`check_fabric` reports the problems that a controller lists for its own domain, and only for domains with a
+fresh reading: sick GPUs, sick partitions, GPUs without reported health, trays and GPUs that it no longer
 lists or never reported, GPUs without a recorded fabric GUID, which can join no partition. GPUs of three or
-more trays, and of more than half of a domain, that have the same problem at once are one finding: look at
-the switches that join them, not at each GPU.
+more trays, and of more than half of a domain, that have the same problem at once are one finding: look at the
+switches that join them, not at each GPU.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ from rackloom.topology.part_names import gpu_numbers
 
 
 AWAY_SECONDS = 3600.0
-"""A switch tray that starts again is back within minutes; after an hour it is not expected back."""
+"""A switch tray that starts again is back within minutes. After an hour it is not expected back."""
 FREE_MULTICAST_SHARE = 0.1
 """A new partition gets 16 of usually 1,024 multicast groups, so a tenth is enough for six of them."""
 _SHOW_DOMAIN = "rackloom admin domain show"
@@ -76,7 +76,7 @@ def check_controllers(index: SnapshotIndex) -> Iterator[Finding]:
     if index.can_see(Layer.FABRIC):
         for domain in index.snapshot.domains:
             yield from _away_controllers(domain, index.snapshot.at)
-        # Of a controller that never answered, the chassis is known and the domain is not.
+        # The chassis of a controller that never answered is known, but its domain is not.
         controlled = {serial for domain in index.snapshot.domains for serial in domain.chassis}
         without = grouped(
             (tray.domain, tray)
@@ -88,7 +88,7 @@ def check_controllers(index: SnapshotIndex) -> Iterator[Finding]:
 
 
 def _contradicted_gpus(index: SnapshotIndex) -> Iterator[Finding]:
-    """One finding for each domain whose controller contradicts itself about some GPUs: these are unknown."""
+    """One finding for each domain with a controller that contradicts itself about GPUs: these are unknown."""
     doubtful = grouped(
         (gpu.domain, gpu)
         for gpu in index.snapshot.fabric_gpus
@@ -210,7 +210,7 @@ def _no_controller_registered(uuid: str, machines: list[MachineRecord]) -> Findi
 _MOST_NAMED = 8
 """GPUs that a sentence names."""
 _MANY_TRAYS = 3
-"""The least number of trays whose common problem is not taken for chance."""
+"""The least number of trays with a common problem that is not taken for chance."""
 
 
 def check_gpus(index: SnapshotIndex) -> Iterator[Finding]:
@@ -273,7 +273,7 @@ def _sick_gpu(chain: GpuChain, index: SnapshotIndex) -> Iterator[Finding]:
 
 
 def _reservation_evidence(machine: MachineRecord | None) -> Iterator[str]:
-    """Who waits for an empty tray; of one in use, a tenant may read the evidence."""
+    """The reservation that waits for an empty tray. Omitted if a tenant, who may read it, uses the tray."""
     if machine is not None and machine.reservation and machine.instance is None:
         yield f"records: machine {machine.id} is {machine.reservation}"
 
@@ -287,7 +287,7 @@ def _gpu_evidence(chain: GpuChain) -> Iterator[str]:
 
 
 def _gpu_places(chain: GpuChain) -> Iterator[str]:
-    """What one sick GPU concerns: not its whole tray."""
+    """The places that one sick GPU concerns, which do not include its whole tray."""
     if chain.device is not None:
         yield at_device(chain.device)
     if chain.fabric is not None:
@@ -300,7 +300,7 @@ def _gpu_places(chain: GpuChain) -> Iterator[str]:
 
 
 def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
-    """Layers and issuers that could not be read; layers with one cause are one finding."""
+    """Layers and issuers that could not be read. Layers with one cause are one finding."""
     lost = grouped(
         (status.problem, status) for status in index.snapshot.layers if status.unknown_since is not None
     )

@@ -1,17 +1,16 @@
 """Checks of one host's own files, as far as IMEX and DRA need them: driver, CDI, ports, IMEX itself.
 
-- `DRIVER`: NVIDIA's kernel module is loaded and not older than `OLDEST_DRIVER`;
-- `CDI`: the container runtime has the Container Device Interface on, by containerd's configuration, else
-  by the default of the runtime's version (containerd 2.0, CRI-O 1.23);
-- `PORTS`: nothing on the host itself listens on the ports of IMEX;
-- `HOST_IMEX`: nvidia-imex runs in pods only; one that the host starts takes the node's single IMEX
-  session;
-- `CHANNELS`: the loaded driver offers device numbers for IMEX channels;
-- `MESH`: only where a pod's daemon runs. Files show connections, but only the daemon knows whom it
+- `DRIVER`: NVIDIA's kernel module is loaded and not older than `OLDEST_DRIVER`.
+- `CDI`: the container runtime has the Container Device Interface on, by containerd's configuration, or else
+  by the default of the runtime's version (containerd 2.0, CRI-O 1.23).
+- `PORTS`: nothing on the host itself listens on the ports of IMEX.
+- `HOST_IMEX`: nvidia-imex runs in pods only. One that the host starts takes the node's single IMEX session.
+- `CHANNELS`: the loaded driver offers device numbers for IMEX channels.
+- `MESH`: only if a pod's daemon runs. Files show connections, but only the daemon knows the peers that it
   reaches.
 
-What could not be read is unknown. Findings that hold are returned too: they count as evidence beside the
-cluster's.
+A fact that could not be read is unknown. Findings that hold are returned too: they count as evidence beside
+the cluster's.
 """
 
 from collections.abc import Collection, Iterator
@@ -71,7 +70,7 @@ def _channels(host: HostEvidence) -> Finding:
 
 
 def _imex_mesh(host: HostEvidence) -> Finding:
-    """Files show daemons and connections; only a daemon knows whether its mesh is complete."""
+    """Files show daemons and connections, but only a daemon knows whether its mesh is complete."""
     daemon = f"nvidia-imex runs in a pod ({_process_list(host.imex.in_pods)})"
     evidence = tuple(_imex_evidence(host))
     if host.meshed:
@@ -101,7 +100,7 @@ def _process_list(numbers: Collection[int]) -> str:
 
 
 _CDI_BY_DEFAULT = {"containerd": (2, 0), "cri-o": (1, 23)}
-"""From which version a runtime has CDI on unless its configuration says otherwise (CDI README)."""
+"""The first version of a runtime that has CDI on unless its configuration turns it off (CDI README)."""
 _ENABLE_CDI_CONTAINERD = (
     "systemctl restart containerd  # after enable_cdi = true for the CRI plugin in its config.toml"
 )

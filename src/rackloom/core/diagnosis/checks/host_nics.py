@@ -1,16 +1,16 @@
 """Checks of one host's NICs: their links, and how near they are to the GPUs.
 
-`locate_host` finds out which node of the cluster a host is: the node that publishes most of its GPU
-UUIDs; only where one side has no UUIDs, the node of the same name. Names alone are not trusted, because
-host and node names are set independently. `HostIdentity` also maps PCI addresses to the cluster's
-devices, so that findings of the host and of the cluster about one device can be merged.
+`locate_host` finds the cluster node of a host: the node that publishes most of its GPU UUIDs. If one side has
+no UUIDs, it is the node of the same name. Names alone are not trusted, because host and node names are set
+independently. `HostIdentity` also maps PCI addresses to the cluster's devices, so that findings of the host
+and of the cluster about one device can be merged.
 
-`check_host_links` judges the NICs that serve GPUs: the nearest of each GPU, or all RDMA NICs where the
-topology is hidden. The RDMA port is read first, since it stays visible when the interface moved into a
-pod's network namespace. A link must be up and as fast as the fastest sibling of its link layer. Virtual
-functions are left out: their links follow those of the physical functions.
+`check_host_links` judges the NICs that serve GPUs: the nearest of each GPU, or all RDMA NICs if the topology
+is hidden. The RDMA port is read first, since it stays visible when the interface moved into a pod's network
+namespace. A link must be up and as fast as the fastest sibling of its link layer. Virtual functions are left
+out: their links follow those of the physical functions.
 
-`check_host_nics` reports GPUs whose nearest NIC is at another processor. A host with fewer usable NICs
+`check_host_nics` reports GPUs with their nearest NIC at another processor. A host with fewer usable NICs
 than processors is built that way and is not reported.
 """
 
@@ -37,14 +37,14 @@ from rackloom.topology.affinity import Cell, own_nics
 from rackloom.topology.machine import HostReading, Machine, NetDevice, Nic, RdmaDevice, numa_of
 from rackloom.topology.nics import data_rdma
 
-# Which node of the cluster a host is.
+# The cluster node of a host.
 
 
 class HostIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A host as findings name it, and its devices in the cluster."""
 
     name: str
-    """`node n1` where its cluster is known, else `host n1`."""
+    """`node n1` if its cluster is known, else `host n1`."""
     node: str | None = None
     devices: Mapping[str, Sequence[DeviceRecord]] = msgspec.field(default_factory=dict)
     """Its GPUs and NICs in the cluster, by PCI address: several drivers may publish one."""
@@ -84,7 +84,7 @@ def locate_host(machine: Machine, name: str, snapshot: SiteSnapshot) -> HostIden
 
 
 def _node_of_host(machine: Machine, name: str, snapshot: SiteSnapshot) -> str | None:
-    """The node that publishes most of its GPUs; if one side has no UUIDs, the node of the same name."""
+    """The node that publishes most of its GPUs, or the node of the same name if one side has no UUIDs."""
     own = {gpu.uuid for gpu in machine.gpus if gpu.uuid is not None}
     nodes = {node.name for node in snapshot.nodes}
     published = [
@@ -107,7 +107,7 @@ _ACTIVE, _ETHERNET = "active", "ethernet"
 
 
 class _NicLink(msgspec.Struct, frozen=True):
-    """What carries the data of one NIC."""
+    """The link that carries the data of one NIC."""
 
     name: str
     address: str | None
@@ -121,7 +121,7 @@ class _NicLink(msgspec.Struct, frozen=True):
 
 
 def check_host_links(host: HostReading, machine: Machine, here: HostIdentity) -> Iterator[Finding]:
-    """Every link of a NIC that serves a GPU of `machine`, which was made of `host`; also those that are well.
+    """Every link, healthy or not, of a NIC that serves a GPU of `machine`, which was made from `host`.
 
     A NIC whose port and interface are in the network namespace of a pod is not seen from the host.
     """
@@ -135,7 +135,7 @@ def check_host_links(host: HostReading, machine: Machine, here: HostIdentity) ->
     ]
     nearest = {cell.nic for cell in own_nics(msgspec.structs.replace(machine, nics=tuple(nics))).values()}
     serving = [nics[index] for index in sorted(nearest)]
-    # Where the topology is hidden, no NIC is nearer than another: any RDMA NIC may serve a GPU.
+    # If the topology is hidden, no NIC is nearer than another: any RDMA NIC may serve a GPU.
     if not serving:
         serving = [nic for nic in nics if nic.rdma_device is not None and nic.excluded is None]
     links = [_link_of(host, nic) for nic in serving]
@@ -161,7 +161,7 @@ def _judge_link(link: _NicLink, fastest: int, here: HostIdentity) -> Finding:
 
 
 def _link_of(host: HostReading, nic: Nic) -> _NicLink:
-    """The link of its RDMA port, which stays visible when a pod has the interface; else the interface's."""
+    """The link of its RDMA port, which stays visible when a pod has the interface, else the interface's."""
     rdma = data_rdma(host, nic)
     if rdma is not None and rdma.ports:
         return _rdma_link(rdma, nic)
@@ -203,7 +203,7 @@ def _interface_link(interface: NetDevice, nic: Nic) -> _NicLink:
 
 
 def check_host_nics(machine: Machine, here: HostIdentity) -> Iterator[Finding]:
-    """GPUs whose own NIC, the nearest that may carry data, is at another processor; those of one together.
+    """GPUs with their nearest data NIC at another processor. GPUs at one processor are one finding.
 
     A host with fewer NICs than processors is built that way and is not reported.
     """

@@ -1,15 +1,15 @@
 """Checks of trays that are not in their recorded place: moved trays and swapped trays.
 
-`check_moved_trays` follows GPUs by fabric GUID. A machine is a place in a rack, so the GPUs of an
-instance that a controller now lists in another slot mean that the tray was moved. One finding names the
-machine, the GPUs and where they are now. What is in the old slot now never belonged to the instance.
+`check_moved_trays` follows GPUs by fabric GUID. A machine is a place in a rack, so the GPUs of an instance
+that a controller now lists in another slot mean that the tray was moved. One finding names the machine, the
+GPUs and their present place. The tray that is now in the old slot never belonged to the instance.
 
-`check_swapped_trays` reports conflicts of the join: two layers that name different GPUs in one place. A
-swap changes all GPUs of a tray at once, so there is one finding per tray. It suggests restarting the
-node's plugins, which then read the GPUs again, or, where no node reports the tray, populating the
-machine's record from the fabric.
+`check_swapped_trays` reports conflicts of the join: two layers that name different GPUs in one place. A swap
+changes all GPUs of a tray at once, so there is one finding per tray. It suggests restarting the node's
+plugins, which then read the GPUs again. If no node reports the tray, it suggests populating the machine's
+record from the fabric.
 
-Both judge only domains whose reading is fresh.
+Both judge only domains with a fresh reading.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ class _MovedAway(msgspec.Struct, frozen=True):
 
 
 def check_moved_trays(index: SnapshotIndex) -> Iterator[Finding]:
-    """One finding for each machine with an instance whose GPUs are listed elsewhere, and not there."""
+    """One finding for each machine with an instance, if its GPUs are listed elsewhere and not there."""
     fresh = [gpu for gpu in index.snapshot.fabric_gpus if index.is_fresh(gpu.domain)]
     left = grouped((gpu.machine, gpu) for gpu in index.snapshot.moved_gpus)
     # Nearly all GPUs are listed in their slot: the lookups below are for the machines of the others.
@@ -96,7 +96,7 @@ def _moved_tray(
     found = (machines.get((slot.chassis_serial, slot.slot)) for slot in slots)
     concerned = unique(machine.id, *(id_ for id_ in found if id_ is not None))
     nodes = (index.node_of_machine[id_] for id_ in concerned if id_ in index.node_of_machine)
-    # Of each GPU both sides: where the records had it, and where its controller lists it now.
+    # Both sides of each GPU: its place in the records, and the place that its controller lists now.
     evidence: list[str] = []
     for gpu in moved[:MOST_GPUS_NAMED]:
         place, guid = gpu.now.place, f"0x{gpu.now.guid:016x}"
@@ -153,8 +153,8 @@ def _tray_of(place: SlotKey) -> TrayKey:
 
 def _swapped_tray(gpus: list[GpuChain], nodes: list[str], index: SnapshotIndex) -> Finding:
     machines = sorted({chain.machine.id for chain in gpus if chain.machine is not None})
-    # A node's plugins report what they read when they started. If no node reports the tray, the site's
-    # record is the side that is old.
+    # A node's plugins report the GPUs that they read at their start. If no node reports the tray, the site's
+    # record is the old side.
     if nodes:
         plugins = "-l 'app.kubernetes.io/component in (node-gpu, node-imex)'"
         ours = f"kubectl -n rackloom-system delete pod {plugins} --field-selector spec.nodeName={nodes[0]}"

@@ -1,15 +1,15 @@
 """Checks of NICs that serve GPUs, and of the newest transfers that were measured through them.
 
-Only rails are judged: a NIC that serves no GPU carries no tenant data. `check_nics` reports links that
-are down, slower than the fastest rail of their node (the rails of one tray are alike) or of unknown
-state; GPUs whose nearest NIC is at another processor; and pods that got a NIC of another GPU while their
-own GPU's NIC went elsewhere.
+Only rails are judged: a NIC that serves no GPU carries no tenant data. `check_nics` reports links that are
+down, slower than the fastest rail of their node (the rails of one tray are alike) or of unknown state. It
+also reports GPUs with their nearest NIC at another processor, and pods that got a NIC of another GPU while
+their own GPU's NIC went elsewhere.
 
-Whether a GPU and a NIC are apart is decided by the NUMA nodes of both. The PCIe path class counts only
-where one NUMA node is unknown: on a Grace tray a GPU shares no PCIe tree with any NIC, so its class is
-always the farthest.
+Whether a GPU and a NIC are apart is decided by the NUMA nodes of both. The PCIe path class counts only if one
+NUMA node is unknown: on a Grace tray a GPU shares no PCIe tree with any NIC, so its class is always the
+farthest.
 
-`check_transfers` reports measured transfers that broke what the topology promises, or could not show it.
+`check_transfers` reports measured transfers that broke the promise of the topology, or could not prove it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ _UP, _UNKNOWN_STATE = ("up", "active"), "unknown"
 
 
 def check_nics(index: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about NICs that serve GPUs, and GPUs far from them; other NICs carry no tenant data."""
+    """All findings about NICs that serve GPUs, and GPUs far from them. Other NICs carry no tenant data."""
     rates = grouped((nic.node, nic.gbps or 0) for nic in index.rails.nics)
     fastest = {node: max(found) for node, found in rates.items()}
     for nic in index.rails.nics:
@@ -56,7 +56,7 @@ def check_nics(index: SnapshotIndex) -> Iterator[Finding]:
 
 
 def link_problem(link: str | None, gbps: int | None, fastest: int) -> str:
-    """What is wrong with a link that should be up, and as fast (Gb/s) as its siblings; empty: nothing."""
+    """The problem of a link that should be up, and as fast (Gb/s) as its siblings. Empty if it is."""
     if link is not None and link.lower() not in (*_UP, _UNKNOWN_STATE):
         return f"its link is {link}"
     if gbps is not None and gbps < fastest:
@@ -109,7 +109,7 @@ def is_far(gpu: DeviceRecord, nics: Sequence[DeviceRecord]) -> bool:
 def are_apart(gpu: int | None, nic: int | None, classes: Iterable[str | None]) -> bool:
     """Whether a GPU and a NIC are at different processors, by the NUMA nodes of both.
 
-    The path classes count only where a NUMA node is unknown. On a Grace tray a GPU is attached to its own
+    The path classes count only if a NUMA node is unknown. On a Grace tray a GPU is attached to its own
     processor and shares no PCIe tree with any NIC, so its path class is always the farthest.
     """
     if gpu is not None and nic is not None:
@@ -124,9 +124,9 @@ def _location_evidence(device: DeviceRecord, index: SnapshotIndex) -> str:
 
 
 def check_pods(index: SnapshotIndex, is_judged: Callable[[str], bool]) -> Iterator[Finding]:
-    """Pods that got a NIC of another GPU while a NIC of one of their own GPUs went elsewhere.
+    """Pods that got a NIC of another GPU while a NIC of their GPUs went elsewhere.
 
-    `is_judged` says of a pod, `namespace/name`, whether all its devices are in the index.
+    `is_judged` returns whether all devices of a pod, `namespace/name`, are in the index.
     """
     own = {
         chain.device.device_id: {nic.device_id for nic in chain.nics}
@@ -144,7 +144,7 @@ def check_pods(index: SnapshotIndex, is_judged: Callable[[str], bool]) -> Iterat
     for pod, devices in sorted(given.items()):
         devices.sort(key=lambda device: device.device_id)
         gpus = [device for device in devices if device.kind == "gpu" and device.device_id in own]
-        # NICs of GPUs that the pod does not have; a NIC that serves no GPU may be used by anybody.
+        # NICs of GPUs that the pod does not have. Any pod may use a NIC that serves no GPU.
         aligned = {nic for gpu in gpus for nic in own[gpu.device_id]}
         mismatched = [d for d in devices if d.device_id in rails and d.device_id not in aligned]
         ids = {device.device_id for device in devices}

@@ -1,16 +1,15 @@
-"""Checks of physical partitions against the logical partitions that tenants ask for.
+"""Checks of physical partitions against the logical partitions that tenants request.
 
 Only domains with a fresh reading are judged. The checks report:
 
-- two tenants in one partition, which is critical: they share memory;
-- a partition that the site did not make, with the trays that get no instance because of it, and the
-  factory partition where the site's policy removes it;
-- a partition of the site that the controller no longer lists though nobody deleted it;
-- a GPU that the controller lists in several partitions;
-- instances whose GPUs are not in the requested partition, one finding for each instance. A request
-  younger than `SETTLES_IN` (two intervals of the reconciler) is unknown and not a failure: it may still
-  be in progress;
-- a logical partition whose instances are in several NVLink domains. The site makes one physical partition
+- Two tenants in one partition, which is critical: they share memory.
+- A partition that the site did not make, with the trays that get no instance because of it, and the factory
+  partition if the site's policy removes it.
+- A partition of the site that the controller no longer lists although no one deleted it.
+- A GPU that the controller lists in several partitions.
+- Instances with GPUs outside the requested partition, one finding for each instance. A request younger than
+  `SETTLES_IN` (two intervals of the reconciler) is unknown and not a failure: it may still be in progress.
+- A logical partition with instances in several NVLink domains. The site makes one physical partition
   in each domain, and no memory is shared between them.
 """
 
@@ -41,7 +40,7 @@ from rackloom.core.diagnosis.snapshot import (
 )
 from rackloom.topology.part_names import PartName, gpu_numbers
 
-# Physical partitions of one domain, and what instances asked for.
+# Physical partitions of one domain, and the requests of instances.
 
 
 SETTLES_IN = 120.0
@@ -50,7 +49,7 @@ _READY = "Ready"
 
 
 def check_partitions(index: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about partitions that domains list which can be read."""
+    """All findings about the partitions of readable domains."""
     # A GPU that several partitions list is a member of each of them.
     members = grouped(
         ((gpu.domain, number), chain)
@@ -162,7 +161,7 @@ def _module_of(chain: GpuChain) -> int:
 
 
 def check_lost_partitions(index: SnapshotIndex) -> Iterator[Finding]:
-    """Partitions that controllers no longer list though nobody deleted them."""
+    """Partitions that controllers no longer list although no one deleted them."""
     if not index.snapshot.lost_partitions:
         return
     domains = {machine.id: machine.domain for machine in index.snapshot.machines}
@@ -215,11 +214,11 @@ def _several_partitions(chain: GpuChain, index: SnapshotIndex) -> Iterator[Findi
 
 
 MisplacedGpu = tuple[InstanceGpuRecord, GpuChain | None]
-"""A requested GPU that is not where it was requested, and the GPU through all layers."""
+"""A requested GPU that is not in its requested partition, and the GPU through all layers."""
 
 
 def misplaced_gpus(index: SnapshotIndex) -> tuple[MisplacedGpu, ...]:
-    """The requested GPUs that are not where they were requested."""
+    """The requested GPUs that are not in their requested partition."""
     chains = {
         (chain.machine.id, _module_of(chain)): chain for chain in index.chains if chain.machine is not None
     }
@@ -290,7 +289,7 @@ def _fabric_evidence(chain: GpuChain, index: SnapshotIndex) -> str:
 
 
 def check_spread(index: SnapshotIndex) -> Iterator[Finding]:
-    """One finding for each logical partition whose instances are in several NVLink domains."""
+    """One finding for each logical partition with instances in several NVLink domains."""
     machines = {machine.id: machine for machine in index.snapshot.machines}
     requested = dict.fromkeys((gpu.logical, gpu.machine) for gpu in index.snapshot.instance_gpus)
     located = grouped(
