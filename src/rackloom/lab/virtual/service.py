@@ -67,7 +67,7 @@ class ServiceReplica(RestartedProcess):
         """Seconds that its clock is ahead of the others."""
 
     def _report(self, error: BaseException) -> None:
-        # The service survives every fault of a controller: a replica that ends unkilled ends the run.
+        # The service survives every fault of a controller: a replica that ends without a kill ends the run.
         raise error
 
 
