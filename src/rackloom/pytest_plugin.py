@@ -6,7 +6,7 @@
 
 The marker takes options of `rackloom.testing.start_site`, and `scope`: `"function"` (a fresh site) or
 `"session"` (one site for all tests with the same racks, profile and seed). `--rackloom-scope` sets the
-default. A shared site is healed after each test, and keeps what tests made in it.
+default. A shared site is healed after each test, and keeps the objects that tests made in it.
 
 pytest imports this file in every run of every project that has Rackloom installed. So it imports pytest
 alone. A test that uses a site imports the rest.

@@ -1,15 +1,18 @@
 """The fault catalogue: each fault of racks and of their network once, and how it is repaired.
 
 Steps of scenarios and the injector of random runs (tests/simulation) break things through these
-functions alone. Each kind has been seen on real racks: controllers that cannot be reached, restart or
-forget; changes that are refused, lost, late or repeated; lists that omit something; unhealthy GPUs and
-links; trays that are pulled, returned, swapped or exchanged; partitions that another writer makes, changes
-or deletes on the switch; a second controller that contradicts the rack's own. Faults of the API server are
-in `lab.kube.faults`, those of a node's devices in `lab.nodes`.
+functions alone. Each kind has been seen on real racks:
 
-A switch is a `SimRack` in virtual time or an `NmxcServer` on a socket. Whatever changes a fabric does so
-inside `another_writer`, so that the invariants do not blame the service. A fault that lasts is a context
-manager: entering it breaks something, leaving it repairs exactly that.
+- Controllers that cannot be reached, restart or forget, and a second one that contradicts the rack's own.
+- Changes that are refused, lost, late or repeated, and lists that omit something.
+- Unhealthy GPUs and links, and trays that are pulled, returned, swapped or exchanged.
+- Partitions that another writer makes, changes or deletes on the switch.
+
+Faults of the API server are in `lab.kube.faults`, those of a node's devices in `lab.nodes`.
+
+A switch is a `SimRack` in virtual time or an `NmxcServer` on a socket. Faults change a fabric only inside
+`another_writer`, so that the invariants do not blame the service. A fault that lasts is a context manager:
+entering it breaks something, leaving it repairs exactly that.
 """
 
 import itertools
@@ -45,7 +48,7 @@ def another_writer(switch: SwitchControl) -> Iterator[SimulatedFabric]:
 
 
 NetworkFault = Literal["applied-late", "applied-twice", "accepted-only", "dark", "slow", "notices-lost"]
-"""What the network does to the next change that is requested of a rack, or from now on to all calls."""
+"""The effect of the network on the next change that is requested of a rack, or on all calls from now on."""
 CALL_FATES: Mapping[str, CallFate] = {
     "reply-lost": CallFate(back=None),
     # The driver gives up after 10 s.
@@ -53,7 +56,7 @@ CALL_FATES: Mapping[str, CallFate] = {
     "applied-twice": CallFate(copies=2),
     "accepted-only": CallFate(copies=0),
 }
-"""What may happen to a single change."""
+"""Faults that affect a single change."""
 _NETWORK_STATES: Mapping[str, Mapping[str, Any]] = {
     "dark": {"dark": True},
     "slow": {"slow": 2.0},
@@ -71,7 +74,7 @@ def spoil_network(network: SimNetwork, how: NetworkFault) -> None:
 
 @asynccontextmanager
 async def unreachable(switch: SwitchControl) -> AsyncIterator[None]:
-    """The controller refuses connections, and subscriptions end; the fabric keeps working."""
+    """The controller refuses connections, and subscriptions end. The fabric keeps working."""
     await switch.go_away()
     yield
     await switch.come_back()
@@ -102,7 +105,7 @@ _FORGET: Mapping[Forgotten, Callable[[SimulatedFabric], None]] = {
 
 
 def forget(switch: SwitchControl, what: Forgotten) -> None:
-    """The controller loses a part of what it remembers, as by a restart."""
+    """The controller loses a part of its memory, as in a restart."""
     with another_writer(switch) as fabric:
         _FORGET[what](fabric)
 
@@ -130,7 +133,7 @@ async def frozen(switch: SwitchControl) -> AsyncIterator[None]:
     switch.faults.thaw()
 
 
-# Partitions that somebody makes, changes or deletes on the switch.
+# Partitions that another writer makes, changes or deletes on the switch.
 
 
 def put_partition(switch: SwitchControl, guids: Iterable[int], name: str = "") -> FabricPartition:
@@ -191,7 +194,7 @@ def pull_tray(switch: SwitchControl, gpus: Collection[FabricGpu]) -> None:
 def return_tray(
     switch: SwitchControl, gpus: Iterable[FabricGpu], new_guid: Callable[[], int] | None = None
 ) -> None:
-    """The tray is put back; with `new_guid`, another one takes its slot."""
+    """Put the tray back. With `new_guid`, another tray takes its slot."""
     if new_guid is not None:
         gpus = [msgspec.structs.replace(gpu, guid=new_guid()) for gpu in gpus]
     with another_writer(switch) as fabric:

@@ -1,9 +1,9 @@
-"""A site in a child process, which ends with whoever started it.
+"""A site in a child process, which ends with the process that started it.
 
 The child ends in order on SIGTERM, at the end of the context, and when its standard input is closed: the
-kernel does that where the starting process is killed. It has a process group of its own, so that Ctrl-C at a
-terminal reaches the tests and their debugger alone. What it prints goes into a temporary file, whose end is
-part of the error where it fails.
+kernel does that if the starting process is killed. It has its own process group, so that Ctrl-C at a
+terminal reaches the tests and their debugger alone. Its output goes into a temporary file. If it fails, the
+end of that file is part of the error.
 
 `python -m rackloom.testing.child_process` is the child.
 """
@@ -32,7 +32,7 @@ END_SECONDS = 30.0
 SHOWN_CHARACTERS = 4000
 """Of the output of a site that failed."""
 _REFUSED = 3
-"""The child's exit code for what is refused; the last line of its output is the reason and the fix."""
+"""The child's exit code for a refusal. The last line of its output is the reason and the fix."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def site_in_child(
 ) -> "Iterator[tuple[SiteReport, ControlClient]]":
     """A site in a child process, and a client of its control. Raises as `start_site` does.
 
-    A temporary home is removed by the child, in case that nobody else is left to do it.
+    A temporary home is removed by the child, in case that no other process is left to do it.
     """
     from rackloom.app.twin.control_client import ControlClient, wait_for_site
     from rackloom.errors import Refused
@@ -84,7 +84,7 @@ def _tail(output: IO[bytes]) -> str:
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Have the child end; kill it where it does not."""
+    """Have the child end. Kill it if it does not."""
     # Closing the pipe is not enough: a process that the tests forked may hold its end, too.
     child.terminate()
     assert child.stdin is not None  # noqa: S101 (a pipe was asked for)
@@ -129,7 +129,7 @@ async def _run(options: dict[str, Any]) -> None:
     stopped, loop = stop_on_signals(), asyncio.get_running_loop()
 
     def follow_parent() -> None:
-        # Not by sys.stdin, whose lock this thread would hold when the interpreter ends.
+        # Not by sys.stdin: this thread would hold its lock when the interpreter ends.
         os.read(0, 1)
         loop.call_soon_threadsafe(stopped.set)
 

@@ -2,12 +2,12 @@
 
 
 class SiteFailed(RuntimeError):
-    """A site did not start, or ended by itself; the text says why and shows the end of its output."""
+    """A site did not start, or ended unexpectedly. The text gives the reason and the end of its output."""
 
 
 class StepNotObserved(AssertionError):
-    """A step was played and did not come about; the text says what was observed instead."""
+    """A step was played and did not come about. The text is the observation."""
 
 
 class TimedOut(AssertionError):
-    """What was waited for did not come about in time."""
+    """A condition did not come about in time."""

@@ -1,11 +1,11 @@
-"""A site in a thread of this process, with an event loop of its own.
+"""A site in a thread of this process, with its own event loop.
 
 It starts sooner than a child and needs no second interpreter. It shares this process's interpreter lock, so
-a test that computes makes it slow; use a child process for more than a rack or two.
+a test that computes makes it slow. Use a child process for more than a rack or two.
 
 It leaves its host as it was: umask, garbage collector, signals and limits are not touched. Its log file is a
-handler of the logger `rackloom` for as long as the site runs; several sites in one process each log the lines
-of all. structlog, which has one configuration for each process, is configured only where its host did not.
+handler of the logger `rackloom` for as long as the site runs. Several sites in one process each log the lines
+of all. structlog, which has one configuration for each process, is configured only if its host did not.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def site_in_thread(
 
 
 class _SiteThread(threading.Thread):
-    """Runs one site; `error` is what it ended with."""
+    """Runs one site. `error` is the exception with which it ended."""
 
     def __init__(self, home: Path, options: "UpOptions") -> None:
         super().__init__(name="rackloom-site", daemon=True)
@@ -92,6 +92,6 @@ class _SiteThread(threading.Thread):
         if self._loop is not None and self._stopped is not None and self.is_alive():
             try:
                 self._loop.call_soon_threadsafe(self._stopped.set)
-            except RuntimeError:  # Its loop has ended meanwhile.
+            except RuntimeError:  # Its loop has ended already.
                 logging.getLogger(__name__).debug("the site had ended")
         self.join(END_SECONDS)

@@ -1,8 +1,8 @@
-"""Sites as context managers, and what a test does with one.
+"""Sites as context managers, and the operations of a test on one.
 
 `Site` speaks to the control of a running site (`app/twin/control.py`): every step of a scenario can be
 played on it. An action that does not come about and an expectation that is not observed raise
-`StepNotObserved`, an AssertionError, so that a test fails with what was observed instead. What cannot be
+`StepNotObserved`, an AssertionError, so that a test fails with the observation. A step that cannot be
 played at all (an unknown step, a tray that is not there) raises `rackloom.errors.Refused` with the nearest
 fix.
 
@@ -39,11 +39,11 @@ class Site:
 
     def __init__(self, home: Path, report: "SiteReport", client: "ControlClient") -> None:
         self.home = home
-        """Where its records, keys and logs are."""
+        """The folder of its records, keys and logs."""
         self._report = report
         self._client = client
 
-    # What it is.
+    # Properties.
 
     @property
     def url(self) -> str:
@@ -62,7 +62,7 @@ class Site:
 
     @property
     def profile(self) -> str:
-        """What each rack is, as `rackloom topology list` names it."""
+        """The profile of each rack, as `rackloom topology list` names it."""
         return self._report.profile
 
     @property
@@ -89,7 +89,7 @@ class Site:
         return f"{self.url}/v2/org/{org}/nico"
 
     def token(self, org: str = "demo", role: str = "TENANT_ADMIN", *, hours: float = 24.0) -> str:
-        """A bearer token for REST. Any name becomes a tenant; `demo` is the provider too."""
+        """A bearer token for REST. Any name becomes a tenant. `demo` is the provider too."""
         from rackloom.app.home import Home, mint_token
 
         return mint_token(Home(self.home), org=org, roles=[role], hours=hours)
@@ -97,7 +97,7 @@ class Site:
     # Faults and steps.
 
     def inject(self, fault: Fault, **keys: Any) -> str:
-        """Break something; returns what was done. Keys are those of scenario files, with underscores.
+        """Break something, and return the action taken. Keys are those of scenario files, with underscores.
 
         Raises:
             Refused: there is no such fault, or it cannot be on this site.
@@ -106,28 +106,28 @@ class Site:
         return _observed(self._client.fault(_table("do", fault, keys)))
 
     def do(self, step: Fault, **keys: Any) -> str:
-        """Do what a user, a tenant or an operator does, such as `submit` or `make-instances`.
+        """Do a step of a user, a tenant or an operator, such as `submit` or `make-instances`.
 
         Raises as `inject` does.
         """
         return _observed(self._client.step(_table("do", step, keys)))
 
     def expect(self, what: Fault, *, within: float = DEFAULT_WITHIN, **keys: Any) -> str:
-        """Wait until something is observed; returns what was. Raises as `inject` does."""
+        """Wait until something is observed, and return the observation. Raises as `inject` does."""
         return _observed(self._client.step(_table("expect", what, {"within": within, **keys})))
 
     def clear(self) -> str:
-        """Repair whatever is broken, on every layer, and forget faults that have not struck yet."""
+        """Repair everything, on every layer, and forget faults that have not struck yet."""
         return self._client.clear()
 
     def play(
         self, file: Path | str, report: "Callable[[PlayedStep], None]" = lambda _: None
     ) -> "PlayedScenario":
-        """Play a scenario file, or one that ships by its name; `report` gets each step as it is over.
+        """Play a scenario file, or one that ships by its name. `report` gets each step as it is over.
 
         Raises:
             Refused: the file is wrong, or is not about such a site.
-            StepNotObserved: a step did not come about; the text is the transcript.
+            StepNotObserved: a step did not come about. The text is the transcript.
         """
         from rackloom.lab.scenario.files import find_scenario
         from rackloom.lab.scenario.played import render_step, render_summary
@@ -145,7 +145,7 @@ class Site:
         what: str = "",
         pause: float = 0.1,
     ) -> T:
-        """Call `condition` until what it returns is true, and return that. Raises TimedOut."""
+        """Call `condition` until its result is true, and return that. Raises TimedOut."""
         deadline = time.monotonic() + within
         while True:
             is_last = time.monotonic() >= deadline
@@ -162,7 +162,7 @@ class Site:
 
 
 class AsyncSite:
-    """A running simulated site, for asyncio. `site` has its properties; the methods are those of `Site`."""
+    """A running simulated site, for asyncio. `site` has its properties. The methods are those of `Site`."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -195,7 +195,7 @@ class AsyncSite:
         what: str = "",
         pause: float = 0.1,
     ) -> T:
-        """As `Site.wait_until`; `condition` may be asynchronous."""
+        """As `Site.wait_until`, but `condition` may be asynchronous."""
         deadline = time.monotonic() + within
         while True:
             is_last = time.monotonic() >= deadline
@@ -238,16 +238,16 @@ def start_site(
     in_process: bool = False,
     within: float = START_SECONDS,
 ) -> Iterator[Site]:
-    """Run a simulated site while the context is entered; every tray is a node of its cluster then.
+    """Run a simulated site while the context is entered. Every tray is a node of its cluster then.
 
-    `seed` fixes its names and what its parts draw, not the order in which they run. `faults` are injected
+    `seed` fixes its names and its random draws, not the order in which its parts run. `faults` are injected
     before the context is entered. Without a `home` it has a temporary one, which is gone afterwards.
-    `in_process`: in a thread of this process, which starts sooner and shares its interpreter lock and memory;
-    else in a child process. `within`: seconds for the start.
+    `in_process`: in a thread of this process, which starts sooner and shares its interpreter lock and memory,
+    instead of a child process. `within`: seconds for the start.
 
     Raises:
         Refused: a profile, a number of racks or a fault that there is not.
-        SiteFailed: it did not start, or ended by itself meanwhile.
+        SiteFailed: it did not start, or ended before the context did.
     """
     fresh: AbstractContextManager[Path] = temporary_home() if home is None else nullcontext(home.resolve())
     with fresh as place:

@@ -1,7 +1,7 @@
 """The home of a site that was given none: it is removed at the end, or by the next site after a kill.
 
-Its owner holds a lock on a file in it, which the kernel frees when the owner ends, in whatever way. A home
-with a file that nobody holds is one that was left behind.
+Its owner holds a lock on a file in it, which the kernel frees when the owner ends, in any way. A home
+with a file that no process holds was left behind.
 """
 
 import fcntl
@@ -18,14 +18,14 @@ LOCK = ".owner"
 
 @contextmanager
 def temporary_home() -> Iterator[Path]:
-    """An empty directory, which is gone afterwards; those that killed processes left are removed first."""
+    """An empty directory, which is gone afterwards. Those that killed processes left are removed first."""
     remove_abandoned(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as directory:
         home = Path(directory).resolve()
         unlocked = home / f"{LOCK}-new"
         with unlocked.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # It has its name only once it is held: before that, nobody may take the home for abandoned.
+            # The file gets its name only once it is held: before that, the home must not look abandoned.
             unlocked.rename(home / LOCK)
             yield home
 

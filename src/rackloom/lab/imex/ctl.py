@@ -1,8 +1,8 @@
 """The stand-in for nvidia-imex-ctl.
 
-Usage: `python -m rackloom.lab.imex.ctl (-c FILE | -u SOCKET) (-q | -N [-j])`. It asks the daemon that
-runs with the configuration file, or that listens at the Unix socket, for its own status (`-q`) or for
-that of its domain (`-N`), and exits with 1 when there is no answer.
+Usage: `python -m rackloom.lab.imex.ctl (-c FILE | -u SOCKET) (-q | -N [-j])`. It requests a status from the
+daemon that runs with the configuration file, or that listens at the Unix socket: the daemon's own (`-q`) or
+that of its domain (`-N`). It exits with 1 if there is no answer.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 It gives the supervisor a child (with `returncode`, `send_signal` and `wait`) and an `ImexControl`.
 
-`InMemoryImex` has no sockets. A daemon reports a peer as connected when that peer runs, knows this
-daemon, trusts the same authority, and nobody has cut the link (`ImexNetwork.cut`). It refuses the same
+`InMemoryImex` has no sockets. A daemon reports a peer as connected if that peer runs, knows this daemon
+and trusts the same authority, and the link is not cut (`ImexNetwork.cut`). It refuses the same
 configurations and takes the same times as the program, in the event loop's time.
 """
 
@@ -65,7 +65,7 @@ START_SECONDS = 0.23
 
 @dataclass(eq=False)
 class ImexNetwork:
-    """Where daemons meet. `cut` are links that carry nothing: pairs of addresses."""
+    """The network between daemons. `cut` holds the links that carry nothing, as pairs of addresses."""
 
     running: "dict[str, InMemoryImex]" = field(default_factory=dict)
     cut: set[frozenset[str]] = field(default_factory=set)
@@ -78,7 +78,7 @@ class ImexNetwork:
         return memory_imex.address in other.peers and memory_imex.authority == other.authority
 
     def row(self, address: str | None, index: int, asking: str) -> ImexNode:
-        """How the daemon at an address reports its link to the asking daemon, whose index is given."""
+        """The link to daemon `asking` (number `index`), as the daemon at `address` reports it."""
         other = self.running.get(address or "")
         if other is None or other.address == asking:
             return ImexNode("UNAVAILABLE", address or "", connections={str(index): ImexConnection("INVALID")})
@@ -105,7 +105,7 @@ class InMemoryImex(ImexTask):
         super().__init__(self._run())
 
     def send_signal(self, signal: int) -> None:
-        """SIGUSR1 makes it read its peers again; any other signal ends it."""
+        """SIGUSR1 makes it read its peers again. Any other signal ends it."""
         if signal == SIGUSR1:
             self._asked_to_reload()
         elif signal == SIGKILL:

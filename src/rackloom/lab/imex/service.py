@@ -1,8 +1,8 @@
 """The stand-in for nvidia-imex: `python -m rackloom.lab.imex.service -c FILE`.
 
 The daemon keeps one connection to each peer, itself included. A peer with another node map is refused.
-Peer names are resolved at start and at SIGUSR1, never between, so a peer that came or moved is not
-found by itself. A failed attempt is repeated after 1 s, then 1.6 times as long each time, up to 120 s:
+Peer names are resolved at start and at SIGUSR1, never between, so a peer that came or moved is not found
+without a signal. A failed attempt is repeated after 1 s, then 1.6 times as long each time, up to 120 s:
 gRPC's connection back-off, without its jitter.
 
 SIGUSR1 reloads names and certificates. A second one within 5 s is ignored, the new connections come
@@ -76,7 +76,7 @@ class PeerConnections:
         return [self._settings.host.resolve(node) for node in self._settings.nodes]
 
     async def connect(self, addresses: list[str | None], tls: ssl.SSLContext | None) -> None:
-        """Connect to every peer at these addresses, in place of the connections so far; stay connected."""
+        """Replace all connections with ones to these addresses, and stay connected."""
         await self._cancel()
         for link, address in zip(self.to, addresses, strict=True):
             link.address = address
@@ -105,7 +105,7 @@ class PeerConnections:
         except (OSError, ValueError):
             pass
         except asyncio.CancelledError:
-            pass  # the service ends; asyncio reports a cancelled handler as an error
+            pass  # The service ends. Asyncio would report a cancelled handler as an error.
         finally:
             self._open.discard(writer)
             writer.close()
@@ -160,7 +160,7 @@ class PeerConnections:
 
 
 async def ask_daemon(where: tuple[str, int] | str, question: str, *, patience: float) -> dict[str, Any]:
-    """Ask a command port, or a Unix socket; raises OSError, TimeoutError or ValueError without an answer."""
+    """Query a command port or a Unix socket. Raises OSError, TimeoutError or ValueError without an answer."""
     async with asyncio.timeout(patience):
         if isinstance(where, str):
             reader, writer = await asyncio.open_unix_connection(where)
@@ -205,11 +205,11 @@ def _loop_time() -> float:
 
 
 EXIT_REFUSED = 255
-"""The exit status of a daemon that does not start, whatever the reason is."""
+"""The exit status of a daemon that does not start, for any reason."""
 RELOAD_WINDOW = 5.0
 """Seconds in which a second SIGUSR1 is ignored, as NVIDIA documents."""
 RELOAD_SECONDS = 4.0
-"""From SIGUSR1 to the new connections; the old ones serve until then. 4.1 was the longest observed."""
+"""From SIGUSR1 to the new connections. The old ones serve until then. 4.1 was the longest observed."""
 ABSENT_SECONDS = 3.0
 """How long the status of the whole domain takes while a node of it does not answer."""
 STOP_SECONDS = 3.9
@@ -288,7 +288,7 @@ class ImexService:
             await self._links.connect(addresses, client_tls)
 
     def _reload_server_tls(self) -> None:
-        """New connections get the new certificate; those that are open keep theirs."""
+        """New connections get the new certificate. Open connections keep theirs."""
         if self._server_tls is not None:
             certificate, key = (self._settings.options[f"IMEX_SERVER_{what}"] for what in ("CERT", "KEY"))
             self._server_tls.load_cert_chain(certificate, key)

@@ -1,14 +1,13 @@
-"""What the IMEX stand-in reads and refuses at start: options, the node file, and which node it is.
+"""The settings that the IMEX stand-in reads and checks at start: options, the node file, and its own node.
 
 nvidia-imex gets the names or addresses of all nodes, but not which of them it is. It resolves each
 entry of the node file and takes the first that is an address of its machine. An entry that does not
-resolve is a warning; the daemon refuses to start only if none is local. BIND_INTERFACE_IP is compared
+resolve is a warning. The daemon refuses to start only if none is local. BIND_INTERFACE_IP is compared
 with that entry as text, so an address never matches a name: with a node file of names the option must
 be empty.
 
-`ImexHost` is the machine as one daemon sees it. Several daemons may share a machine, each with a hosts
-file or a network prefix of its own, and may run faster than NVIDIA's program (the RACKLOOM_TWIN_IMEX_*
-variables).
+`ImexHost` is the machine as one daemon sees it. Several daemons may share a machine, each with its own
+hosts file or network prefix, and may run faster than NVIDIA's program (the RACKLOOM_TWIN_IMEX_* variables).
 """
 
 import os
@@ -21,12 +20,12 @@ from pathlib import Path
 from rackloom.core.domains.clique import is_ip_address
 
 HOSTS_VARIABLE = "RACKLOOM_TWIN_IMEX_HOSTS"
-"""A hosts file to use instead of /etc/hosts, where daemons that share a machine need one each."""
+"""A hosts file to use instead of /etc/hosts, if daemons that share a machine need one each."""
 NETWORK_VARIABLE = "RACKLOOM_TWIN_IMEX_NETWORK"
 """Two octets, such as `127.7`, that take the place of the first two of every address: simulated pods have
 addresses at which nothing can listen."""
 SPEED_VARIABLE = "RACKLOOM_TWIN_IMEX_SPEED"
-"""How many times faster than NVIDIA's program it is; for tests that are about something else."""
+"""How many times faster than NVIDIA's program it is, for tests of something else."""
 
 DEFAULT_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 LogLine = Callable[[str, str], None]
@@ -53,11 +52,11 @@ class ImexHost:
         return self.hosts is not None or bool(self.network)
 
     def seconds(self, observed: float) -> float:
-        """The duration here of what took NVIDIA's program `observed` seconds."""
+        """The duration here of a step that took NVIDIA's program `observed` seconds."""
         return observed / self.speed
 
     def address(self, named: str) -> str:
-        """Where to listen or connect for an address of the configuration or the hosts file."""
+        """The address to listen at or connect to for one of the configuration or the hosts file."""
         return f"{self.network}.{named.split('.', 2)[2]}" if named and self.network else named
 
     def resolve(self, host: str) -> str | None:
@@ -133,9 +132,9 @@ class ImexOptions:
 
     def _is_local(self, address: str) -> bool:
         if self.host.shared and self.command_ip:
-            # Every address of 127.0.0.0/8 is local to all who share the machine; this one is the daemon's.
+            # Every address of 127.0.0.0/8 is local to all daemons of the machine. Only this is the daemon's.
             return address == self.host.address(self.command_ip)
-        # Whether an interface has it; Linux binds to all of 127.0.0.0/8, of which only one is an interface's.
+        # Linux binds to all of 127.0.0.0/8, but an interface has only one address of it.
         if address.startswith("127.") and address != "127.0.0.1":
             return False
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,11 +1,11 @@
 """The promises about fabrics (S1, S2, S4), and the watch that checks them at every change.
 
 `shared_gpus`, `mixed_tenants` and `changed_foreign` state the promises on snapshots. Random runs use
-them with the ledger (`ServiceInvariants`); `FabricInvariants` uses them for scenarios, where only the
+them with the ledger (`ServiceInvariants`). `FabricInvariants` uses them for scenarios, in which only the
 holder of each machine is known. Each yields a text for every violation, without the promise's name.
 
-S1 binds the switch itself. S2 and S4 bind the service, so a change by another writer breaks neither:
-whoever makes one for a fault does it inside `foreign_change`.
+S1 binds the switch itself. S2 and S4 bind the service, so a change by another writer breaks neither: a
+fault makes such a change inside `foreign_change`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ _IS_FOREIGN: ContextVar[bool] = ContextVar("is_foreign_change", default=False)
 
 @contextmanager
 def foreign_change() -> Iterator[None]:
-    """Fabrics that change inside are changed by somebody else than the service."""
+    """Changes of fabrics inside this context are those of a writer other than the service."""
     # Listeners of a fabric are called by the code that changes it, so they see this context.
     token = _IS_FOREIGN.set(True)
     try:
@@ -48,14 +48,14 @@ def mixed_tenants(partition: FabricPartition, tenants: Collection[str]) -> Itera
 def changed_foreign(
     before: FabricSnapshot, after: FabricSnapshot, is_foreign: Callable[[FabricPartition], bool]
 ) -> Iterator[str]:
-    """S4: the service changes no partition that somebody else made."""
+    """S4: the service changes no partition that another writer made."""
     for partition in set(before.partitions) - set(after.partitions):
         if is_foreign(partition):
             yield f"the service changed {partition.name!r}, which somebody made by hand"
 
 
 class FabricInvariants:
-    """Watches fabrics from now on. `holder` says which tenant was last given a machine."""
+    """Watches fabrics from now on. `holder` maps each machine to the tenant that got it last."""
 
     def __init__(self, fabrics: Iterable[SimulatedFabric], holder: Mapping[str, str]) -> None:
         self.checks = 0

@@ -3,10 +3,10 @@
 Only `Deletion` removes objects: on a delete, or on the write that removes the last finalizer. Namespaces
 and CRDs get a finalizer of the server, so that their contents go first.
 
-After a write it does what kube-controller-manager does, in a later turn of the loop. An object whose
-owners are all gone is deleted. `Orphan` removes the owner from its dependents. `Foreground` deletes
+After a write it acts as kube-controller-manager does, in a later turn of the loop. An object is deleted
+when all its owners are gone. `Orphan` removes the owner from its dependents. `Foreground` deletes
 dependents first and lets the owner go when none that blocks it is left. A terminating namespace deletes
-what is in it, and a deleted CRD deletes the objects of its type.
+its contents, and a deleted CRD deletes the objects of its type.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _CONTAINERS = {
     kubernetes_objects.NAMESPACE: (ObjectStore.inside, objects.NAMESPACE_FINALIZER),
     kubernetes_objects.CRD: (ObjectStore.defined_by, objects.CRD_FINALIZER),
 }
-"""What goes only when its contents are gone: how these are found, and the server's finalizer."""
+"""The kinds that go only after their contents: how these are found, and the server's finalizer."""
 
 
 class Deletion:
@@ -96,7 +96,7 @@ class Deletion:
                 self._lift(*found)
 
     def _check_owners(self, kind: ResourceKind, key: ObjectKey) -> None:
-        """An object that had owners and has none left is garbage; a reference to one that is gone is not."""
+        """Delete an object if it has owner references and all these owners are gone."""
         obj = self._store.find(kind, key)
         owners = objects.owner_references(obj) if obj else []
         if owners and not any(self._store.is_alive(owner["uid"]) for owner in owners):
@@ -118,7 +118,7 @@ class Deletion:
             self.commit(kind, {**obj, "metadata": {**obj["metadata"], "ownerReferences": kept}})
 
     def _foreground(self, kind: ResourceKind, key: ObjectKey, owner: Object) -> None:
-        """Dependents go first; the owner follows when none that blocks it is left."""
+        """Dependents go first. The owner follows when none that blocks it is left."""
         uid = owner["metadata"]["uid"]
         is_blocked = False
         for dependent_kind, dependent_key, obj in list(self._store.dependents(uid)):
@@ -134,7 +134,7 @@ class Deletion:
             self._remove_finalizer(kind, key, objects.FOREGROUND_FINALIZER)
 
     def _empty(self, kind: ResourceKind, key: ObjectKey) -> None:
-        """Delete the contents of a namespace or definition that is being deleted; it goes after the last.
+        """Delete the contents of a namespace or definition that is being deleted. It goes after the last.
 
         The type of a definition that is gone stays served here.
         """

@@ -1,8 +1,7 @@
 """A `KubeApi` that calls the simulated server directly, without a wire.
 
 Each call is counted, takes the declared latency, and may be struck by a fault before or after it is
-carried out. Every answer is a copy. `user` sends it; `manager` (the user, where none is given) owns the
-fields.
+carried out. Every answer is a copy. `user` sends the call. `manager` (by default the user) owns the fields.
 
 A watch starts at a version, or with everything that exists. It ends after the server's watch timeout,
 sends a bookmark after a silent minute, and reads through the stale-read and disorder faults.
@@ -41,7 +40,7 @@ _INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
 class DirectApi:
-    """What `user` may ask of a fake server. `manager`, or else `user`, has the fields that it writes."""
+    """The API of a fake server for `user`. `manager`, or else `user`, owns the fields that it writes."""
 
     def __init__(self, kube: FakeKube, user: str, manager: str = "") -> None:
         self._kube = kube
@@ -104,7 +103,7 @@ class DirectApi:
         labels: str = "",
         fields: str = "",
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Yield changes after a version; from "0" or "" on, everything there is comes first."""
+        """Yield changes after a version. With "0" or "", all existing objects come first."""
         options = WatchOptions(resource_version, has_first=starts_with_all(resource_version))
         return self.follow(kind, namespace, options, labels=labels, fields=fields)
 
@@ -117,7 +116,7 @@ class DirectApi:
         labels: str = "",
         fields: str = "",
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Yield changes; `options` say whether existing objects come first."""
+        """Yield changes. `options` decide whether existing objects come first."""
         await self._begin("watch", kind)
         scope = self._scope(kind, namespace, labels, fields)
         store = self._kube.store
@@ -225,8 +224,7 @@ class DirectApi:
 
         def same(old: Object) -> Object:
             new = change(old)
-            # A patch with another UID is invalid; in a replace, the UID is a precondition, so that it
-            # conflicts.
+            # A patch with another UID is invalid. In a replace, the UID is a precondition, so it conflicts.
             uid = (new.get("metadata") or {}).get("uid") or old["metadata"]["uid"]
             if uid != old["metadata"]["uid"]:
                 problem = f'metadata.uid: Invalid value: "{uid}": field is immutable'
@@ -240,7 +238,7 @@ class DirectApi:
     async def bind(
         self, name: str, namespace: str, node: str, *, uid: str | None = None, dry_run: bool = False
     ) -> None:
-        """Give a pod, of just this `uid`, its node; `Conflict` where it has one, or may not have one yet."""
+        """Give a pod, of just this `uid`, its node. `Conflict` if it has one, or may not have one yet."""
         kind = kubernetes_objects.POD
         async with self._call("create", kind, BINDING_SUBRESOURCE):
             self._kube.bind(self._kube.key(kind, namespace, name), node, uid, dry_run=dry_run)

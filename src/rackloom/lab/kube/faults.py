@@ -1,11 +1,11 @@
 """Faults of the API server: latency, failed requests, lost replies, stale reads, disordered events.
 
 `RequestFaults` holds declared latencies and `RequestFault`s. A fault selects calls by verb, resource
-and user and strikes with a probability drawn from the seed. A lost request was never carried out; a
-lost reply was carried out, and the client cannot know. Code 0 is a broken connection.
+and user and strikes with a probability drawn from the seed. A lost request was never carried out. A
+request with a lost reply was, and the client cannot know. Code 0 is a broken connection.
 
 `StaleReads` is a server behind a load balancer that lags behind (kubernetes/kubernetes#59848). For some
-users watches are silent and lists from the watch cache are old; consistent lists, single reads and
+users watches are silent and lists from the watch cache are old. Consistent lists, single reads and
 writes see the newest state, as they go to etcd. `DisorderedEvents` repeats events or delays one behind
 a later event of another object. The changes of one object stay in order, and no change is lost.
 
@@ -45,7 +45,7 @@ class ApiCall:
 
 @dataclass(frozen=True, slots=True)
 class RequestFault:
-    """Requests that fail. `rate` is a probability; `lost="reply"` carries it out and loses the answer.
+    """Requests that fail. `rate` is a probability. `lost="reply"` carries it out and loses the answer.
 
     `code` 0 is a broken connection. A watch that is hit breaks at once.
     """
@@ -86,7 +86,7 @@ class RequestFaults:
         self._faults.append(fault)
 
     def clear(self) -> None:
-        """Nothing fails from now on; latencies stay."""
+        """End all failures. Latencies stay."""
         self._faults.clear()
         self.hits = 0
 
@@ -111,7 +111,7 @@ class RequestFaults:
                 raise fault.error()
 
 
-# Faults of what clients read: stale caches, and disordered events.
+# Faults of clients' reads: stale caches, and disordered events.
 
 
 REORDER_SECONDS = 0.02
@@ -145,7 +145,7 @@ class StaleReads:
         self._caught_up = asyncio.Event()
 
     def begin(self, store: ObjectStore, kinds: Collection[ResourceKind], users: Collection[str]) -> None:
-        """From now on `users` see what there is now."""
+        """From now on `users` see the present state."""
         self.end()
         self._users, self._view = frozenset(users), StaleView(store, kinds)
         self._caught_up = asyncio.Event()
@@ -181,7 +181,7 @@ class DisorderedEvents:
         self._twice = self._late = 0.0
 
     def begin(self, users: Collection[str], *, twice: float = 0.0, late: float = 0.0) -> None:
-        """From now on; `twice` and `late` are probabilities."""
+        """Disorder the events of `users` from now on. `twice` and `late` are probabilities."""
         self._users, self._twice, self._late = frozenset(users), twice, late
 
     def end(self) -> None:
@@ -192,7 +192,7 @@ class DisorderedEvents:
     async def delivered(
         self, user: str, event: WatchEvent, coming: "asyncio.Queue[WatchEvent | None]"
     ) -> Sequence[WatchEvent]:
-        """The events that a watch delivers when `event` is due; `coming` are the events after it."""
+        """The events that a watch delivers when `event` is due. `coming` are the events after it."""
         if user not in self._users or event.type == "BOOKMARK":
             return (event,)
         events = (event,) if self._random.random() >= self._late else await self._behind(event, coming)
@@ -208,7 +208,7 @@ class DisorderedEvents:
         if later is None:
             coming.put_nowait(None)
             return (event,)
-        # Watches keep the order of the changes of one object; only different objects may change places.
+        # Watches keep the order of the changes of one object. Only different objects may change places.
         if key_of(later.object) == key_of(event.object):
             return event, later
         self.hits += 1

@@ -3,15 +3,15 @@
 A request is routed by its path to a kind, namespace, name and subresource. The body is read in its
 format (JSON or, for kubectl, protobuf) with limits on size and nesting. The verb goes to a `DirectApi`
 of the user that the User-Agent names. Discovery documents are answered first. `pods/binding` and
-`pods/eviction` are the only subresources besides `status`; no disruption budget is served, so an
+`pods/eviction` are the only subresources besides `status`. No disruption budget is served, so an
 eviction is a delete.
 
 A patch is a merge patch, a JSON patch, a server-side apply, or for built-in types a strategic merge
-patch. The answer is the object, a list, or the table that kubectl asks for. A watch is a stream of JSON
-lines; an error after its start is its last line.
+patch. The answer is the object, a list, or the table that kubectl requests. A watch is a stream of JSON
+lines. An error after its start is its last line.
 
-What no rule foresaw in a body is refused with 400 and logged: the store takes a write whole or not at
-all.
+A body of a shape that no rule expects is refused with 400 and logged: the store takes a write whole or not
+at all.
 """
 
 import logging
@@ -134,7 +134,7 @@ class _ResourceCall:
         raise refusals.not_served()
 
     async def answer(self) -> httpx2.Response:
-        """The response. What no rule foresaw in a body is refused: the store takes a write whole or not."""
+        """The response. A body of a shape that no rule expects is refused with 400."""
         request = self._request
         try:
             body = read_body(request.content, request.headers.get("Content-Type", ""))
@@ -185,7 +185,7 @@ class _ResourceCall:
                 await self._api.bind(self._name, namespace, node, uid=uid, dry_run=self._dry_run)
                 return _SUCCESS
             case objects.POD, "eviction":
-                # An eviction is a delete that a disruption budget may refuse; none is served, so none does.
+                # An eviction is a delete that a disruption budget may refuse, but none is served.
                 return await self._delete(read_options(Eviction, body).delete_options)
         return await self._api.create(self._kind, self._placed(body), dry_run=self._dry_run)
 
@@ -222,7 +222,7 @@ class _ResourceCall:
         return _SUCCESS
 
     def _placed(self, obj: Object) -> Object:
-        """The object with the namespace of its path; its body must not contradict the path."""
+        """The object with the namespace of its path. Its body must not contradict the path."""
         if not isinstance(obj, dict) or not isinstance(obj.get("metadata") or {}, dict):
             raise refusals.bad_request("the body of the request is not an object")
         metadata = dict(obj.get("metadata") or {})
@@ -240,7 +240,7 @@ class _ResourceCall:
         return {**obj, "metadata": metadata}
 
     def watch(self) -> httpx2.Response:
-        """Refuse an invalid watch before the response begins; later errors are in its body."""
+        """Refuse an invalid watch before the response begins. Later errors are in its body."""
         options = watch_options(self._params)
         fields = self._selectors["fields"]
         check_field_selector(self._kind, fields, self._kube.schema(self._kind).selectable)
@@ -250,7 +250,7 @@ class _ResourceCall:
 
 
 def _group_version(parts: list[str]) -> tuple[str, str, list[str]]:
-    """The group and the version that a path begins with, and what follows them."""
+    """The group and the version that a path begins with, and the rest of the path."""
     match parts:
         case ["api", version, *rest]:
             return "", version, rest
@@ -332,7 +332,7 @@ def read_body(content: bytes, content_type: str) -> Any:
 
 
 def _decode_json(content: bytes, spare: int) -> Any:
-    # msgspec counts its levels on top of Python's calls, so that calls are what bounds them.
+    # msgspec counts its levels on top of Python's calls, so that calls bound them.
     return _decode_json(content, spare - 1) if spare else msgspec.json.decode(content)
 
 
@@ -358,7 +358,7 @@ _STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 
 def patch_mutation(kind: ResourceKind, content_type: str, patch: Any) -> Mutation:
-    """What a patch of this type does to an object.
+    """The effect of a patch of this type on an object.
 
     Raises:
         Rejected: (400) it is no patch.

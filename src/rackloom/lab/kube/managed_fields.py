@@ -3,16 +3,16 @@
 A field is a path of elements in the spelling of FieldsV1: `f:name` for a map key, `k:{...}` for an item
 of a list that merges by keys, `v:...` for a member of a set. Atomic lists and maps are one field.
 
-`record_update` assigns the fields that a create, replace or patch changed to its writer; others lose
+`record_update` assigns the fields that a create, replace or patch changed to its writer. Others lose
 them. `apply_fields` merges the applied object over the live one. It raises a conflict when another
 manager owns a field that would get another value, unless forced. A field that the manager applied
-before and leaves out now is removed, unless somebody else owns it. An apply and an update by the same
+before and leaves out now is removed, unless it has another owner. An apply and an update by the same
 manager are two owners.
 
 The first server-side apply by kubectl may take over the fields of its last-applied annotation, which is
 kept up to date for clients that go back to client-side apply.
 
-`clone` copies an object as a trip over the wire would. `copied` does so for what the server has stored.
+`clone` copies an object as a trip over the wire would. `copied` does so for objects in the store.
 """
 
 import json
@@ -50,12 +50,12 @@ _SERVER_METADATA = ("managedFields", "deletionTimestamp", "deletionGracePeriodSe
 
 
 def owned_fields(obj: Object, schema: TypeSchema) -> Fields:
-    """The fields of `obj` that can have an owner: not its type, its name, nor what the server sets."""
+    """The fields of `obj` that can have an owner: not its type, its name, nor fields that the server sets."""
     return frozenset(owned_values(obj, schema))
 
 
 def owned_values(obj: Object, schema: TypeSchema) -> dict[FieldPath, Any]:
-    """The fields that can have an owner, with their values; an item of a list has the value True."""
+    """The fields that can have an owner, with their values. An item of a list has the value True."""
     body = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind", "metadata")}
     metadata = {
         key: value
@@ -232,7 +232,7 @@ def fields_handed_over(obj: Object, manager: str, schema: TypeSchema) -> Fields:
 
 
 def with_last_applied(merged: Object, applied: Object, manager: str) -> Object:
-    """`merged` with what was applied in its annotation, where it has that and kubectl applied."""
+    """`merged` with the applied object in its annotation, if it has that and kubectl applied."""
     if manager != _KUBECTL or _last_applied(merged) is None:
         return merged
     metadata, text = merged["metadata"], msgspec.json.encode(applied, order="sorted").decode() + "\n"
@@ -252,7 +252,7 @@ def _last_applied(obj: Object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class FieldWriter:
-    """Who writes: a field manager, by `Apply` or `Update`, through the object or a subresource of it."""
+    """The writer: a field manager, by `Apply` or `Update`, through the object or a subresource of it."""
 
     manager: str
     operation: str
@@ -278,7 +278,7 @@ class OwnedFields:
     fields: Fields
     time: str
     entry: Object | None = None
-    """Its entry in metadata.managedFields, where it is as it was read."""
+    """Its entry in metadata.managedFields, if it is as it was read."""
 
     def but(self, owned: Fields) -> "OwnedFields":
         """The same writer with these fields."""
@@ -287,7 +287,7 @@ class OwnedFields:
 
 FieldOwners = tuple[OwnedFields, ...]
 _APPLICABLE_METADATA = ("labels", "annotations", "ownerReferences", "finalizers")
-"""The fields of metadata that an apply can set; the server sets the rest."""
+"""The fields of metadata that an apply can set. The server sets the rest."""
 
 
 def clone(obj: T) -> T:
@@ -299,8 +299,8 @@ def clone(obj: T) -> T:
 def copied(stored: Object) -> Object:
     """A copy of a stored object that shares no map or list with it.
 
-    What is stored came over the wire, so this is what `clone` returns, in a third of the time; the texts are
-    shared, which keeps the copies of many clients small.
+    Stored objects came over the wire, so this equals the result of `clone`, in a third of the time. The texts
+    are shared, which keeps the copies of many clients small.
     """
     copy: Object = msgspec.to_builtins(stored)
     return copy
@@ -329,7 +329,7 @@ def _encode_owner(owner: OwnedFields) -> Object:
         "fieldsType": "FieldsV1",
         "fieldsV1": encode_fields(owner.fields),
     }
-    # What kubectl hands over to itself has no time.
+    # Fields that kubectl hands over to itself have no time.
     if owner.time:
         entry["time"] = owner.time
     if writer.subresource:
@@ -351,7 +351,7 @@ def record_update(
     values = owned_values(new, schema)
     changed = frozenset(path for path in values if before.get(path, ABSENT) != values[path])
     owners = () if old is None else _owners_before(old, new)
-    # Others lose what was changed or is gone; the writer keeps what it had and gains what it changed.
+    # Others lose the fields that changed or are gone. The writer keeps its fields and gains the changed ones.
     present = frozenset(values)
     own = _owner_of(owners, writer, now)
     after = [owner.but((owner.fields & present) - changed) for owner in owners if owner is not own]
@@ -363,7 +363,7 @@ def record_update(
 def _owners_before(old: Object, new: Object) -> FieldOwners:
     """The owners before a write: a patch may have changed them, as `kubectl apply --server-side` does.
 
-    As a real server does, what cannot be read is passed over.
+    As in a real server, unreadable entries are ignored.
     """
     if new["metadata"].get("managedFields") == old["metadata"].get("managedFields"):
         return owners_of(old)
@@ -390,8 +390,8 @@ def apply_fields(
     owners = owners_of(old)
     others = tuple(owner for owner in owners if not owner.writer.same_owner(writer))
     # The fields that another owns and that would get another value.
-    # An item of a merging list (k:, v:) has no value of its own: two managers may own it, and only the fields
-    # below it can differ. A field that is absent from the object is free, whoever owned it.
+    # An item of a merging list (k:, v:) has no value: two managers may own it, and only the fields below it
+    # can differ. A field that is absent from the object is free, even if it had an owner.
     conflicts = [
         (other, path)
         for other in others
@@ -410,12 +410,12 @@ def apply_fields(
     given = applied["metadata"]
     metadata = {key: given[key] for key in _APPLICABLE_METADATA if key in given}
     merged = clone(merge_applied(old, {**applied, "metadata": metadata}, schema))
-    # Remove fields without an owner from `merged`; whole list items before their fields.
+    # Remove fields without an owner from `merged`, whole list items before their fields.
     owned = requested.union(*(other.fields for other in others))
     for path in sorted(own.fields - requested - owned, key=len):
         if not any(kept[: len(path)] == path for kept in owned):
             remove_field(merged, path)
-    # A field may have several owners; it goes only when the writer drops it and no other owner is left.
+    # A field may have several owners. It goes only when the writer drops it and no other owner is left.
     entry = own if requested == own.fields and not taken else OwnedFields(writer, requested, now)
     present = owned_fields(merged, schema)
     return with_owners(merged, tuple(other.but(other.fields & present) for other in (*others, entry)))

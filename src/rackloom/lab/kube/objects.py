@@ -1,15 +1,15 @@
 """API objects as values: type schemas, and the effect of create, update, bind and delete.
 
-A `TypeSchema` holds what a server knows of a type beyond its JSON: whether it has a status subresource
+A `TypeSchema` holds the facts of a type beyond its JSON: whether it has a status subresource
 and a generation, whether a replace needs a resourceVersion, which lists merge by which keys
 (x-kubernetes-list-type and -list-map-keys), which maps are atomic, and which field selectors it
 supports. `TYPE_SCHEMAS` lists the types that are served from the start, with the facts of Kubernetes
 1.36 and of our CRDs.
 
 The other functions follow k8s.io/apiserver's generic registry. Create sets identity, UID and time.
-Update keeps what only the server may change, checks preconditions, writes status and spec only through
-their own endpoints, counts the generation up when more than metadata and status changed, and takes no
-new finalizer on an object that is being deleted. Delete marks an object with a grace period; the object
+Update keeps the fields that only the server may change, checks preconditions, writes status and spec only
+through their own endpoints, counts the generation up when more than metadata and status changed, and takes
+no new finalizer on an object that is being deleted. Delete marks an object with a grace period. The object
 goes when it has neither finalizers nor grace left. Only a running pod on a node has a grace period.
 
 All functions return new values and change nothing in place.
@@ -270,7 +270,7 @@ def new_object(
     identity = {"name": name, "uid": uid, "creationTimestamp": time}
     if kind.namespaced:
         identity["namespace"] = namespace
-    # A client cannot choose what the server sets: such fields are dropped, and no error is given.
+    # A client cannot choose fields that the server sets: they are dropped, and no error is given.
     metadata = {key: value for key, value in given.items() if key not in _SERVER_SET_ON_CREATE} | identity
     if schema.generation:
         metadata["generation"] = 1
@@ -365,7 +365,7 @@ def may_be_removed(obj: Object) -> bool:
 
 
 def marked_for_deletion(obj: Object, ending: str, grace: int, propagation: str | None) -> Object:
-    """`obj` after a delete whose grace (seconds) ends at `ending` (RFC 3339)."""
+    """`obj` after a delete. Its `grace` (seconds) ends at `ending` (RFC 3339)."""
     metadata = dict(obj["metadata"])
     if "deletionTimestamp" not in metadata and "generation" in metadata:
         metadata["generation"] += 1

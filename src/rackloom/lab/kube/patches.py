@@ -2,8 +2,8 @@
 
 In a merge patch null removes a key, an object merges, and anything else replaces. A JSON patch is
 applied operation by operation. Its size is bounded as in k8s.io/apiserver: ten thousand operations, and
-three mebibytes that `copy` may add up to. What cannot be read is refused with 400, what does not apply
-with 422.
+three mebibytes that `copy` may add up to. A patch that cannot be read is refused with 400, and one that
+does not apply with 422.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from rackloom.lab.kube.managed_fields import clone
 
 OPERATIONS = 10_000
 COPIED_BYTES = 3 << 20
-"""The operations of a JSON patch, and what they may copy in sum (k8s.io/apiserver, handlers/patch.go)."""
+"""The operations of a JSON patch, and the bytes that they may copy (k8s.io/apiserver, handlers/patch.go)."""
 
 
 class _Operation(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ def json_patch(target: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
     """The result of the operations on `target`.
 
     Raises:
-        Rejected: (400) they are no operations; (422) one does not apply, or they copy too much.
+        Rejected: (400) they are no operations, or (422) one does not apply, or they copy too much.
         KubeError: (413) there are too many.
     """
     target, copied = clone(target), 0
@@ -116,7 +116,7 @@ _INDEX_DIGITS = 9
 
 
 def _edited(target: Any, path: list[str], op: Literal["add", "replace", "remove"], value: Any) -> Any:
-    """`target`, changed in place; a path of no parts leads to the whole of it."""
+    """`target`, changed in place. A path of no parts leads to the whole of it."""
     if not path:
         return value
     *above, part = path

@@ -38,7 +38,7 @@ _INTEGER_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
-    """`version`: at least it, or just it (`is_exact`); "" and "0" are any. `limit` 0: all of them."""
+    """`version`: at least it, or just it (`is_exact`), or any if "" or "0". `limit` 0: all of them."""
 
     version: str = ""
     is_exact: bool = False
@@ -67,7 +67,7 @@ def list_options(params: Mapping[str, str]) -> ListOptions:
     if problems:
         raise refusals.invalid(_LIST_OPTIONS_KIND, "", *problems)
     version = _version_option(params)
-    # What any version serves comes from memory, whole, as the server says of resourceVersion=0.
+    # A list that may be of any version comes from memory, whole, as documented for resourceVersion=0.
     limit_option = _integer_option(params, "limit") or 0
     limit = 0 if version == "0" else limit_option
     return ListOptions(version, params.get(_MATCH) == _EXACT, limit, params.get("continue", ""))
@@ -100,7 +100,7 @@ def is_dry_run(params: Mapping[str, str], options: Iterable[str] = ()) -> bool:
 
 
 def field_manager_of(params: Mapping[str, str]) -> str:
-    """Who applies. Raises `Rejected`."""
+    """The field manager of an apply. Raises `Rejected` if there is none."""
     if not params.get("fieldManager"):
         problem = "fieldManager: Required value: is required for apply patch"
         raise refusals.invalid(_WRITE_OPTIONS_KIND, "", problem)
@@ -163,7 +163,7 @@ _PRESENCE = re.compile(r"^(?P<not>!?)\s*(?P<key>[^\s!=(),]+)$")
 
 @lru_cache(maxsize=10_000)
 def selector_predicate(labels: str, fields: str) -> ObjectPredicate:
-    """What an object must satisfy; the same for the same selectors.
+    """The condition that an object must satisfy. Equal selectors get the same one.
 
     Raises `Rejected` (400) on a selector that cannot be read.
     """
@@ -302,7 +302,7 @@ Propagation = Literal["Background", "Foreground", "Orphan"]
 
 
 class Preconditions(msgspec.Struct, frozen=True, rename="camel"):
-    """The object that is meant; None: whichever it is."""
+    """The UID and version that the object must have. None matches any."""
 
     uid: str | None = None
     resource_version: str | None = None
@@ -313,7 +313,7 @@ class _BindingTarget(msgspec.Struct, frozen=True):
 
 
 class DeleteOptions(msgspec.Struct, frozen=True, rename="camel"):
-    """How an object goes; `preconditions`: only if it is that one. `grace_period_seconds`: None, its own."""
+    """How an object is deleted. `grace_period_seconds` None: the default of the object."""
 
     preconditions: Preconditions | None = None
     dry_run: list[str] | None = None
@@ -322,12 +322,12 @@ class DeleteOptions(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def meant(self) -> Preconditions:
-        """The preconditions; without any, every UID and version matches."""
+        """The preconditions. Without any, every UID and version matches."""
         return self.preconditions or Preconditions()
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """A pod's node; `metadata.uid`: of just that pod."""
+    """A pod's node. `metadata.uid` restricts the binding to that pod."""
 
     target: _BindingTarget
     metadata: Preconditions | None = None
@@ -343,7 +343,7 @@ _Asked = TypeVar("_Asked", DeleteOptions, Binding, Eviction)
 
 
 def read_options(what: type[_Asked], body: Any) -> _Asked:
-    """The body of a request; an empty one has the defaults. Raises `Rejected` (400)."""
+    """The body of a request. An empty one has the defaults. Raises `Rejected` (400)."""
     try:
         return msgspec.convert({} if body is None else body, what)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
 """The refusals of an API server, with the status codes, reasons and words of a real one.
 
 The wording is that of k8s.io/apimachinery's errors as clients see them. The contract suite compares it
-with a real server. Each function returns the error; the caller raises it.
+with a real server. Each function returns the error, and the caller raises it.
 """
 
 from rackloom.claim.kube.api import Conflict, Expired, KubeError, NotFound, Rejected

@@ -1,8 +1,8 @@
-"""The API server itself: what becomes of a request, from its arrival to its answer.
+"""The API server itself: the way of a request, from its arrival to its answer.
 
 Create: check the namespace, set identity, run admission, apply defaults and validation, record field
 owners, commit. Update, patch and apply: compute the new object from the stored one, return early when
-nothing changes, run admission, validate, and commit if the stored object is still the same; otherwise
+nothing changes, run admission, validate, and commit if the stored object is still the same. Otherwise
 start again (optimistic concurrency, five attempts). Delete: run admission, check the preconditions,
 delete. A dry run goes the same way and stores nothing.
 
@@ -46,7 +46,7 @@ _UPDATE_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """One write: the type, who sends it, and where it goes. `manager` owns the fields that change."""
+    """One write: the type, the sender, and the target. `manager` owns the fields that change."""
 
     kind: ResourceKind
     user: str
@@ -73,16 +73,16 @@ class AdmissionReview:
 
 
 AdmissionHook = Callable[[AdmissionReview], Awaitable[Object | None]]
-"""Answers with the object as it shall be, or None to leave it; raises `Rejected` to refuse."""
+"""Returns the changed object, or None to leave it as it is. Raises `Rejected` to refuse."""
 
 Mutation = Callable[[Object], Object]
-"""What a request makes of the stored object. It is called again when another write came between."""
+"""The effect of a request on the stored object. It is called again when another write came between."""
 
 
 class FakeKube:
     """One API server. `DirectApi` and `KubeTransport` are its fronts.
 
-    `namespaces` exist from the start; an object in any other is refused as a real server refuses it.
+    `namespaces` exist from the start. An object in any other is refused as a real server refuses it.
     `now` gives seconds since 1970. `window` is how many changes of each kind watches can go back.
     """
 
@@ -120,11 +120,11 @@ class FakeKube:
         self.schemas[kind] = schema
 
     def writes(self, user: str | None = None) -> int:
-        """How many writes were sent, by one user or by all; those that failed too."""
+        """How many writes were sent, by one user or by all, including those that failed."""
         return sum(n for call, n in self.calls.items() if call.is_write and user in (None, call.user))
 
     def schema(self, kind: ResourceKind) -> TypeSchema:
-        """What is known of a type. Raises `NotFound` for one that is not served."""
+        """The schema of a type. Raises `NotFound` for one that is not served."""
         # The first request finds the namespaces there: only then is there a loop, and so a time.
         names, self._first_namespaces = self._first_namespaces, ()
         write = WriteRequest(kubernetes_objects.NAMESPACE, "kube", "kube")
@@ -180,7 +180,7 @@ class FakeKube:
         return await self._commit(write, key, owned)
 
     async def apply(self, write: WriteRequest, key: ObjectKey, obj: Object, *, force: bool) -> Object:
-        """Server-side apply of `obj`; creates it where it is not there."""
+        """Server-side apply of `obj`. Creates it if it is not there."""
         schema, writer = self.schema(write.kind), write.writer("Apply")
         if self.store.find(write.kind, key) is None:
             if write.subresource:
@@ -227,7 +227,7 @@ class FakeKube:
         return given if dry_run else self._deletion.commit(kubernetes_objects.POD, given)
 
     async def delete(self, write: WriteRequest, key: ObjectKey, options: DeleteOptions) -> Object:
-        """Delete an object; returns it as it is after that, or as it last was."""
+        """Delete an object. Returns it as it is after that, or as it last was."""
         kind = write.kind
         # Preconditions are checked on the object as it is after admission, which awaits.
         await self._admit(write, "DELETE", None, self.store.read(kind, key))

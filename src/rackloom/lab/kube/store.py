@@ -1,13 +1,12 @@
 """The stored objects of the server, with one resourceVersion, and the history that watches read.
 
-Stored objects are immutable: each write stores a new value, and readers must not change what they get;
-the front ends hand out copies. `put` and `drop` first compute everything that can fail and then change
-the store, so a write is stored whole or not at all. Indexes by UID and by owner keep garbage collection
-cheap.
+Stored objects are immutable: each write stores a new value, readers must not change it, and the front ends
+hand out copies. `put` and `drop` first compute everything that can fail and then change the store, so a
+write is stored whole or not at all. Indexes by UID and by owner keep garbage collection cheap.
 
 Thousands of clients each select a few objects. So a selector names one `Trait` that all of its objects
-have: a name, a node, or the value of a label. Lists read an index by traits, which is made when it is first
-asked for, and a change is shown only to those watches whose trait the object has or had.
+have: a name, a node, or the value of a label. Lists read an index by traits, which is made at its first
+use. A watch gets a change only if the object has or had the trait of the watch.
 
 `History` keeps the newest `window` changes of each kind. A watch from an older version, or from before
 `compact`, is expired (410). Watches with an equal `WatchScope` are evaluated once per change. An object
@@ -83,7 +82,7 @@ class WatchScope:
         return self.namespace in (None, obj["metadata"].get("namespace")) and self.matches(obj)
 
     def seen(self, entry: HistoryEntry) -> WatchEvent | None:
-        """The event of a change in this scope: what stops matching is DELETED, what starts is ADDED."""
+        """The event of a change in this scope: ADDED if the object starts to match, DELETED if it stops."""
         matches_now = entry.type != "DELETED" and self.holds(entry.object)
         before = self.holds(entry.before)
         if matches_now:
@@ -114,7 +113,7 @@ class _Audience:
 
 
 class History:
-    """Changes of every kind, the newest `window` of each; older resourceVersions are expired."""
+    """Changes of every kind, the newest `window` of each. Older resourceVersions are expired."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -187,7 +186,7 @@ class History:
             yield entry
 
     def close(self, kind: ResourceKind, feed: WatchFeed) -> None:
-        """End a watch whose reader is gone."""
+        """End a watch after its reader is gone."""
         by_trait, scope = self._audiences[kind], feed.scope
         audience = by_trait[scope.trait].get(scope)
         if audience is not None:
@@ -213,14 +212,14 @@ class History:
 
 
 ObjectKey = tuple[str | None, str]
-"""(namespace, name) of an object; the namespace of a cluster-wide one is None."""
+"""(namespace, name) of an object. The namespace of a cluster-wide one is None."""
 _ObjectPlace = tuple[ResourceKind, ObjectKey]
 _IndexPlace = tuple[str, str]
-"""What an object is found by: its UID, or an owner's UID."""
+"""A key of an object in the index: its UID, or an owner's UID."""
 
 
 class _TraitIndex:
-    """The objects of one kind by what they have at one path or as one label."""
+    """The objects of one kind by their value at one path or of one label."""
 
     def __init__(self, trait: Trait) -> None:
         self._trait = trait
@@ -303,7 +302,7 @@ class ObjectStore(History):
         return [objects[key] for key in self._by_trait[kind][where].keys(trait.value)]
 
     def put(self, kind: ResourceKind, obj: Object) -> Object:
-        """Store an object as it is now, under a new resourceVersion; returns it with that."""
+        """Store an object as it is now, and return it with its new resourceVersion."""
         key = key_of(obj)
         before = self._objects[kind].get(key)
         stored = _with_version(obj, self.version + 1)
@@ -347,7 +346,7 @@ class ObjectStore(History):
         return ("uid", uid) in self._index
 
     def whose(self, uid: str) -> tuple[ResourceKind, ObjectKey] | None:
-        """Where the object of a uid is, if there is one."""
+        """The kind and key of the object with a uid, if there is one."""
         return next(iter(self._index.get(("uid", uid), ())), None)
 
     def dependents(self, uid: str) -> Iterator[tuple[ResourceKind, ObjectKey, Object]]:
@@ -377,7 +376,7 @@ def _index_places(obj: Object | None) -> set[_IndexPlace]:
 
 
 def key_of(obj: Object) -> ObjectKey:
-    """Under what an object is stored."""
+    """The key under which an object is stored."""
     return obj["metadata"].get("namespace"), obj["metadata"]["name"]
 
 
@@ -390,7 +389,7 @@ def _place_in_list(key: ObjectKey) -> tuple[str, str]:
 
 
 def _node_name(obj: Object) -> str:
-    """The value of field selectors on spec.nodeName; "" where there is none."""
+    """The value of field selectors on spec.nodeName, or "" if there is none."""
     spec = obj.get("spec")
     return str(spec.get("nodeName", "")) if isinstance(spec, Mapping) else ""
 

@@ -1,12 +1,12 @@
 """Validation and defaulting of the types that we use, as rules `(new, old) -> object`.
 
-Only rules that our controllers or users can run into are here, with the wording of a real server where
-a user sees it. `RULES` lists them by kind; a test or a scenario may append more.
+Only rules that our controllers or users can run into are here, with the wording of a real server if a user
+sees it. `RULES` lists them by kind. A test or a scenario may append more.
 
 Pods follow ValidatePodUpdate of Kubernetes 1.36. A pod's spec is immutable but for images, deadlines,
 added tolerations and gates that are removed. While it is gated, its node selector and affinity may be
 narrowed but not widened: terms are alternatives, so none may be added or removed. A binding sets the
-node; an update never does. Every pod gets the default tolerations for not-ready and unreachable nodes
+node, and an update never does. Every pod gets the default tolerations for not-ready and unreachable nodes
 (DefaultTolerationSeconds).
 
 Claims get default allocation modes and counts. The specs of claims, templates and ComputeDomains are
@@ -44,7 +44,7 @@ _UNWELL_SECONDS = 300
 
 def pod_rule(new: Object, old: Object | None) -> Object:
     """A pod as it is stored. Raises `Rejected`."""
-    # Refuse what a real server cannot decode into its types.
+    # Refuse a body that a real server cannot decode into its types.
     spec = new["spec"]
     if not isinstance(spec, dict):
         raise refusals.bad_request(f"{_UNREADABLE}: spec is no object")
@@ -137,7 +137,7 @@ def _of_selector(before: Object, after: Object) -> Iterator[str]:
 
 
 def _of_affinity(before: list[Object], after: list[Object]) -> Iterator[str]:
-    """Terms are alternatives, so none may be added or removed; each may get more requirements."""
+    """Terms are alternatives, so none may be added or removed. Each may get more requirements."""
     if before and len(before) != len(after):
         why = "no additions/deletions to non-empty NodeSelectorTerms list are allowed"
         yield f"{_TERMS}: Invalid value: {_json_text(after) if after else 'null'}: {why}"
@@ -196,7 +196,7 @@ def _json_text(value: Any) -> str:
 
 _REQUESTS = "spec.devices.requests"
 ObjectRule = Callable[[Object, Object | None], Object]
-"""(new, old) -> new with defaults; `old` is None for a create. Raises `Rejected`."""
+"""(new, old) -> new with defaults. `old` is None for a create. Raises `Rejected`."""
 
 
 def immutable_spec(kind: ResourceKind, message: str = "field is immutable") -> ObjectRule:
@@ -258,7 +258,7 @@ def _mapping(value: Any, path: str) -> Object:
 
 
 def _mappings(value: Any, path: str) -> list[Object]:
-    """The objects of a list; of one that is not given none."""
+    """The objects of a list, or none if it is not given."""
     if value is not None and not isinstance(value, list):
         raise refusals.bad_request(f"{path} is not a list but: {type(value).__name__}")
     return [_mapping(item, f"{path}[{index}]") for index, item in enumerate(value or ())]

@@ -6,9 +6,9 @@ prepared for the first of them and unprepared with the last. A new claim of the 
 the old one was unprepared. After a restart kubelet knows the users from its checkpoint, but prepares
 again.
 
-A pod whose plugin is not registered uses nothing, so that it can end without one.
+A pod uses nothing if its plugin is not registered, so that it can end without one.
 
-`DraManager` outlives the simulated kubelets of a process: it is what their disks remember.
+`DraManager` outlives the simulated kubelets of a process: it stands for their disks.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from rackloom.errors import Retry
 
 
 class PodClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocated claim, and the drivers whose devices it got."""
+    """An allocated claim, and the drivers of its devices."""
 
     ref: ClaimRef
     drivers: frozenset[str]
@@ -71,7 +71,7 @@ class ClaimInfoCache:
         self._pods.add(pod["metadata"]["uid"])
 
     def begin(self, pod: Object, claims: Sequence[Object]) -> list[PodClaim]:
-        """Note that `pod` uses these; returns those that are to be prepared for it.
+        """Note that `pod` uses these, and return those that are to be prepared for it.
 
         Raises:
             Retry: an older claim of the same name is still prepared.
@@ -90,7 +90,7 @@ class ClaimInfoCache:
         if entry.claim.uid != found.uid:
             same = f"old ResourceClaim with same name {found.ref.name}"
             raise Retry(f"{same} and different UID {entry.claim.uid} still exists", after=_AGAIN_S)
-        # A pod that went while the node was off has no reservation left; kubelet checks every minute.
+        # A pod that went while the node was off has no reservation left. Kubelet checks every minute.
         entry.pods &= {user["uid"] for user in claim["status"].get("reservedFor") or ()}
         entry.pods.add(pod["metadata"]["uid"])
         return entry
@@ -102,7 +102,7 @@ class ClaimInfoCache:
             self._entries[claim.ref.namespace, claim.ref.name].is_prepared = True
 
     def end(self, pod: Object, claims: Sequence[Object]) -> list[PodClaim]:
-        """Note that `pod` no longer uses these; returns those that nobody else does: to be unprepared.
+        """Note that `pod` no longer uses these, and return those without a user, which are to be unprepared.
 
         The pod stays a user of those until `forget`, so that a failed call can be repeated.
         """
@@ -113,8 +113,7 @@ class ClaimInfoCache:
         for claim in claims:
             entry = self._entries.get((claim["metadata"]["namespace"], claim["metadata"]["name"]))
             if entry is None and not is_known:
-                # There is no file behind this, so what an earlier process prepared is known from the claim
-                # alone.
+                # There is no file behind this, so only the claim shows what an earlier process prepared.
                 status = claim.get("status") or {}
                 others = {user["uid"] for user in status.get("reservedFor") or ()} - {uid}
                 last += [] if others or "allocation" not in status else [pod_claim(claim)]
@@ -150,8 +149,8 @@ class NodePlugins(Protocol):
 class DraManager:
     """The `DeviceManager` of kubelets: the plugins of each node, and which pods use which claim there.
 
-    `plugins_of` finds those of a node by its name, or raises `Retry`. Keep this where kubelets are restarted:
-    it is what their disks remember.
+    `plugins_of` finds those of a node by its name, or raises `Retry`. Keep this across restarts of kubelets:
+    it stands for their disks.
     """
 
     def __init__(self, plugins_of: Callable[[str], NodePlugins]) -> None:
@@ -160,10 +159,10 @@ class DraManager:
 
     async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
         """Raises `Retry` with the plugins' errors."""
-        # Kubelet's order: record the users, prepare what is not prepared yet, then record that it is.
+        # Kubelet's order: record the users, prepare the claims that need it, then record that they are.
         plugins, users = self._plugins_of(node), self._users[node]
         users.add_pod(pod)
-        # A pod whose plugin was never registered uses nothing, so that it can end without one.
+        # A pod uses nothing if its plugin was never registered, so that it can end without one.
         for driver in sorted({driver for claim in claims for driver in pod_claim(claim).drivers}):
             if driver not in plugins.drivers:
                 raise Retry(f"DRA driver {driver} is not registered", after=_AGAIN_S)

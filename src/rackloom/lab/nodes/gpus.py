@@ -2,10 +2,10 @@
 
 A GPU has joined its fabric once a partition of its switches holds it. That partition is its clique:
 clusterUUID is the domain, cliqueId the partition. A GPU in no partition reports IN_PROGRESS. GPU
-Feature Discovery labels a node with the clique only where all its GPUs report the same one.
+Feature Discovery labels a node with the clique only if all its GPUs report the same one.
 
 `TrayGpuDriver` adds driver faults: a GPU that fell off the bus, and Xid errors. It serves the IMEX
-plugin and the GPU plugin; a fault shows at the next read.
+plugin and the GPU plugin. A fault shows at the next read.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ from rackloom.lab.switches.fabric import FabricGpu, FabricSnapshot, SeededNames
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 from rackloom.topology.rack import ComputeTray
 
-# From the switches' state to what NVML reports.
+# From the switches' state to NVML's report.
 
 
 _HEALTH = {GpuHealth.HEALTHY: Health.HEALTHY, GpuHealth.UNKNOWN: Health.UNKNOWN}
-"""NVML's summary of the health on the switches; any other is unhealthy."""
+"""NVML's summary of the health on the switches. Any other state is unhealthy."""
 
 
 class FabricSlot(msgspec.Struct, frozen=True):
-    """One GPU in its fabric; `partition` 0 is none."""
+    """One GPU in its fabric. `partition` is 0 if it is in none."""
 
     gpu: FabricGpu
     partition: int
@@ -64,13 +64,13 @@ def fabric_slots_of(snapshot: FabricSnapshot) -> FabricSlots:
 def gpus_of_tray(
     domain: str, tray: ComputeTray, slots: FabricSlots, names: SeededNames
 ) -> tuple[TrayGpu, ...]:
-    """The GPUs of a tray by module id; those that are not in the chassis now are left out."""
+    """The GPUs of a tray by module id, without those that are not in the chassis now."""
     keys = [SlotKey(tray.chassis_serial, tray.slot, module) for module in range(1, len(tray.gpus) + 1)]
     return tuple(_tray_gpu(domain, tray, key, slots[key], names) for key in keys if key in slots)
 
 
 def clique_of_gpu(gpu: GpuFabric) -> str:
-    """`<clusterUUID>.<cliqueId>`; "" for a GPU that has joined no clique."""
+    """`<clusterUUID>.<cliqueId>`, or "" for a GPU that has joined no clique."""
     return f"{gpu.cluster_uuid}.{gpu.clique_id}" if gpu.state is FabricState.COMPLETED else ""
 
 
@@ -108,7 +108,7 @@ def _tray_gpu(
 class TrayGpuDriver:
     """The GPUs by module id. A `GpuSource` that never blocks.
 
-    `declared` is what the model has, one for each module, in their order. A fault shows at the next read.
+    `declared` lists the model's GPUs, one for each module, in their order. A fault shows at the next read.
     """
 
     def __init__(self, declared: DeclaredInventory) -> None:
@@ -120,7 +120,7 @@ class TrayGpuDriver:
         """UUIDs of the GPUs that answer, by PCI address."""
 
     def set_gpus(self, gpus: tuple[TrayGpu, ...]) -> bool:
-        """Set the GPUs from the state of the switches; returns whether anything changed."""
+        """Set the GPUs from the state of the switches, and return whether anything changed."""
         changed = gpus != self._gpus
         self._gpus = gpus
         self._index_uuids()

@@ -1,10 +1,10 @@
 """A machine profile as the files and the driver inventory that such a host would show.
 
 `host_files` lays out sysfs and procfs: PCI functions with their bridges and NUMA nodes, drivers, RDMA
-and network devices, routes, and the NVIDIA driver's information files. What a profile knows from
-another source is not put where the kernel would say it: it goes into an NCCL topology file or a
-declaration. Discovery reads such a tree with the same code as a real host. Addresses that the profile
-does not know are made up.
+and network devices, routes, and the NVIDIA driver's information files. Facts that a profile has from
+another source are not put into the kernel's files. They go into an NCCL topology file or a declaration.
+Discovery reads such a tree with the same code as a real host. Addresses that the profile does not know are
+made up.
 
 `declared_inventory` lists NVIDIA's GPUs as NVML would.
 
@@ -45,7 +45,7 @@ _DERIVED = frozenset({"carries NVLink management", "Ethernet without RDMA", "car
 
 
 class HostFiles(msgspec.Struct, frozen=True):
-    """Files by path in the root (a `Link` where it is a symbolic link), and what lies beside the root."""
+    """Files by path in the root (a `Symlink` for a symbolic link), and the files beside the root."""
 
     tree: Mapping[str, "str | Symlink"]
     nccl_topology: str | None
@@ -53,7 +53,7 @@ class HostFiles(msgspec.Struct, frozen=True):
 
 
 class Symlink(msgspec.Struct, frozen=True):
-    """A symbolic link; `target` is absolute within the root."""
+    """A symbolic link. `target` is absolute within the root."""
 
     target: str
 
@@ -109,7 +109,7 @@ def _pci_function(
 
 
 def _sysfs_path(pcie: PciePath | None, address: str) -> PurePosixPath:
-    """The real path of a function; one whose root is hidden is below VMBus, under a root made for it."""
+    """The real path of a function. If its root is hidden, it is below VMBus, under a root made for it."""
     if pcie is None or pcie.source is not Source.SYSFS:
         return _VMBUS / address.replace(":", "") / f"pci{address[:4]}:00" / address
     return PurePosixPath("/sys/devices", pcie.root, *(pcie.bridges or ()), address)
@@ -241,7 +241,7 @@ _MADE_UP_DRIVER, _MADE_UP_CUDA = "580.95.05", "13.0"
 
 
 def declared_inventory(machine: Machine) -> DeclaredInventory:
-    """NVIDIA's GPUs of the machine; other vendors' are unknown to NVIDIA's driver."""
+    """NVIDIA's GPUs of the machine. Other vendors' are unknown to NVIDIA's driver."""
     gpus = [gpu for gpu in machine.gpus if _is_nvidia(gpu)]
     versions = [gpu.driver_version for gpu in gpus if gpu.driver_version is not None]
     return DeclaredInventory(
@@ -297,7 +297,7 @@ def tray_machine(profile: RackProfile) -> Machine:
 
 
 class TrayHostFiles:
-    """The files of a tray below `root`, and what was read of them."""
+    """The files of a tray below `root`, and the host and machine that were read from them."""
 
     def __init__(self, root: Path, machine: Machine) -> None:
         files = host_files(machine)
@@ -319,7 +319,7 @@ class TrayHostFiles:
         return self.root / "proc/devices"
 
     def machine_with(self, uuids: Mapping[str, str]) -> Machine:
-        """The machine of a tray whose GPUs, by PCI address, have these UUIDs."""
+        """The machine of a tray with these UUIDs of GPUs, by PCI address."""
         gpus = tuple(
             msgspec.structs.replace(gpu, uuid=uuids.get(gpu.pci_address or "")) for gpu in self.machine.gpus
         )
@@ -346,7 +346,7 @@ class TrayNics(HostScanner):
         self._host = host
         self._uuids = uuids
         self.down: frozenset[str] = frozenset()
-        """RDMA devices whose ports are down."""
+        """RDMA devices with ports that are down."""
 
     def rails(self) -> list[str]:
         """RDMA devices of the NICs that serve GPUs: the first is that of `nic-0`."""
@@ -355,7 +355,7 @@ class TrayNics(HostScanner):
         return [nic.rdma_device for nic in nics if nic.rdma_device is not None]
 
     def __call__(self) -> NicSnapshot:
-        """What the tray shows now."""
+        """The current NICs of the tray."""
         return NicSnapshot(
             host=self._host.host_with(self.down), machine=self._host.machine_with(self._uuids), links=()
         )

@@ -1,10 +1,10 @@
 """The kubelets of hundreds of simulated nodes in one process, over any `KubeApi`.
 
 A node is registered, reported Ready, and kept alive by its lease, which is renewed every ten seconds
-and counts for forty. Heartbeats go out in groups, so that other work gets its turn. A node whose lease
-was late reports its status again, because the node controller has marked it unknown.
+and counts for forty. Heartbeats go out in groups, so that other work gets its turn. After a late lease, the
+node reports its status again, because the node controller has marked it unknown.
 
-All pods are seen through one list and watch; each pod has one task (`PodWorker`), so its steps are in
+All pods are seen through one list and watch. Each pod has one task (`PodWorker`), so its steps are in
 order and no pod waits for another. A pod address is never used twice.
 
 `lose` is a power failure: no heartbeat, and pods stop where they are without a further write. The claims
@@ -128,7 +128,7 @@ def _node_info(spec: NodeSpec) -> Object:
 _MAX_CONCURRENT_CALLS = 50
 """Half of the connections that a client opens by default."""
 _HEARTBEAT_GROUPS = 50
-"""Of nodes whose heartbeats go out together."""
+"""The number of groups of nodes. The heartbeats of a group go out together."""
 _RECONCILE_S = 60.0
 """Seconds after which a kubelet unprepares claims of pods that are gone (`defaultReconcilePeriod` of its DRA
 manager): it learns that they are gone when it is back."""
@@ -139,7 +139,7 @@ _RETRY_S = 1.0
 class SimulatedKubelets:
     """The kubelets of simulated nodes. `wall` is seconds since the epoch, `rng` draws the jitter of syncs.
 
-    `on_resync` is called with each pod whose claims were prepared only because its resync interval was over.
+    `on_resync` gets each pod that had its claims prepared only because its resync interval was over.
     """
 
     def __init__(
@@ -172,12 +172,12 @@ class SimulatedKubelets:
         self._lives: dict[str, tuple[PodWorker, asyncio.Task[None]]] = {}
         self._done: set[str] = set()
         self._kept: dict[str, dict[str, PodWorker]] = {}
-        """Of nodes that are off: the pods whose claims were prepared there, by UID."""
+        """For nodes that are off: the pods with claims that were prepared there, by UID."""
         self._newest = 0
         self._tasks: asyncio.TaskGroup | None = None
 
     async def register(self, spec: NodeSpec) -> None:
-        """Make a node, or take over the one of that name, and report it ready; again after a reboot.
+        """Make a node, or take over the one of that name, and report it ready. Call it again after a reboot.
 
         Raises:
             KubeError: the API server did not take it.
@@ -235,7 +235,7 @@ class SimulatedKubelets:
             await self._beat(spec)
 
     async def _beat(self, spec: NodeSpec) -> None:
-        """Renew a node's lease; one that was late has been marked not ready, so it reports again."""
+        """Renew a node's lease. A late node has been marked not ready, so it reports again."""
         if self._wall() - self._beats[spec.name] > LEASE_SECONDS:
             await self._report(spec)
         await self._renew(spec)
@@ -314,7 +314,7 @@ class SimulatedKubelets:
             task.add_done_callback(functools.partial(self._let_go, uid))
 
     def _address(self, pod: Object) -> str:
-        """Its present address after a restart of kubelet; otherwise one that no pod has had yet."""
+        """Its present address after a restart of kubelet, or else one that no pod has had yet."""
         number = address_number(pod)
         if not number:
             self._newest = number = self._newest + 1
@@ -324,7 +324,7 @@ class SimulatedKubelets:
         return pod["spec"].get("nodeName") in self._nodes and has_work(pod)
 
     def _let_go(self, uid: str, task: asyncio.Task[None]) -> None:
-        """A pod that a finalizer keeps is done; a pod of a lost node continues when the node is back."""
+        """A pod that a finalizer keeps is done. A pod of a lost node continues when the node is back."""
         del self._lives[uid]
         if uid in self._pods and not task.cancelled():
             self._done.add(uid)

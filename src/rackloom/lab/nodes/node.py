@@ -1,9 +1,9 @@
 """The node model: a machine with a disk, its boots, and the DRA plugins that answer its kubelet.
 
-`SimulatedNode` is what every simulated node has. The disk outlives a boot; plugins end with it and read
-again what they wrote. `lab.nodes.trays` adds GPUs, NICs and labels for the trays of a site, where
-thousands of nodes share one process; the ComputeDomain stories of the tests (`tests/simulation`) add
-processes that die and restart.
+`SimulatedNode` is the part that all simulated nodes have. The disk outlives a boot. Plugins end with the
+boot and read their files again. `lab.nodes.trays` adds GPUs, NICs and labels for the trays of a site, with
+thousands of nodes in one process. The ComputeDomain stories of the tests (`tests/simulation`) add processes
+that die and restart.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ PluginCall = Callable[[Requests], Awaitable[Mapping[str, ClaimAnswer]]]
 
 
 class SimulatedNode:
-    """A node, whose files are below `disk`. `wall` is seconds since the epoch."""
+    """A node with its files below `disk`. `wall` is seconds since the epoch."""
 
     def __init__(self, name: str, disk: Path, wall: Callable[[], float]) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class SimulatedNode:
         self.places = PluginDirectories(
             registry=disk / "registry", plugins=disk / "plugins", cdi=disk / "cdi"
         )
-        """Where plugins meet kubelet and the container runtime."""
+        """The directories in which plugins meet kubelet and the container runtime."""
         self.boots = 0
         self.running: dict[str, PluginProcess] = {}
         """The plugins that answer kubelet now, by driver."""
@@ -48,7 +48,7 @@ class SimulatedNode:
         return self.running.keys()
 
     def plugin_process(self, plugin: NodePlugin, api: KubeApi) -> PluginProcess:
-        """What answers kubelet for a plugin, without sockets. Reads the checkpoint that is on the disk."""
+        """The process that answers kubelet for a plugin, without sockets. Reads the disk's checkpoint."""
         self.places.home(plugin.driver).mkdir(parents=True, exist_ok=True)
         host = PluginHost(node=self.name, boot_id=self.boot_id, directories=self.places, wall=self._wall)
         return PluginProcess(plugin, api, host)

@@ -9,7 +9,7 @@ choice:
 - A change of the pod's spec, labels or annotations syncs it at once (config.go,
   podsDifferSemantically). A change of its status does not. One that comes during a sync is handled
   after it.
-- Between two syncs of a pod the runtime's state is listed anew, once a second (GetNewerThan).
+- Between two syncs of a pod the runtime's state is listed again, once a second (GetNewerThan).
 - After a failed unprepare, SyncTerminatingPod returns the error: the next one comes after 10 to 15 s.
 
 `PodWorker` prepares the claims, writes the running status, runs the containers, unprepares the claims,
@@ -50,11 +50,11 @@ class DeviceManager(Protocol):
     """The DRA plugins of a node."""
 
     async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Prepare the pod's allocated claims; called again after a failure, and after a restart.
+        """Prepare the pod's allocated claims. Called again after a failure, and after a restart.
 
         Raises:
-            Retry, Refused: some claim is not prepared. As a kubelet does, the caller says so in an event on
-                the pod and asks again.
+            Retry, Refused: some claim is not prepared. As a kubelet does, the caller reports this in an event
+                on the pod and calls again.
         """
         ...
 
@@ -62,7 +62,7 @@ class DeviceManager(Protocol):
         """Unprepare the claims that `prepare` prepared, as they were then.
 
         Raises:
-            Retry, Refused: something is still held. The caller asks again, and the pod stays until then.
+            Retry, Refused: something is still held. The caller tries again, and the pod stays until then.
         """
         ...
 
@@ -71,7 +71,7 @@ class ContainerRuntime(Protocol):
     """The container runtime of a node."""
 
     async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
-        """Run all containers, call `ready` when they are, return the exit code; cancelled on deletion."""
+        """Run all containers, call `ready` when they are, return the exit code. Cancelled on deletion."""
         ...
 
 
@@ -99,7 +99,7 @@ class IdleContainers:
         return 0
 
 
-# What a container runtime reads in a Pod.
+# The fields of a Pod that a container runtime reads.
 
 
 def rackloom_arguments(pod: Object) -> Iterator[tuple[str, ...]]:
@@ -122,7 +122,7 @@ def container_environment(pod: Object, edits: Iterable[str]) -> dict[str, str]:
     return found
 
 
-# What kubelet reads in a Pod and writes into its status.
+# The fields that kubelet reads in a Pod and writes into its status.
 
 
 _POD_NETWORK = ipaddress.IPv4Address("10.0.0.0")
@@ -140,7 +140,7 @@ def is_reserved_for(claim: Object, pod: Object) -> bool:
 
 
 def running_status(pod: Object, now: float, address: str, *, ready: bool) -> Object:
-    """The status of a pod all of whose containers run."""
+    """The status of a pod while all its containers run."""
     since = metav1_time(now)
     states = {"running": {"startedAt": since}}
     return {
@@ -157,7 +157,7 @@ def running_status(pod: Object, now: float, address: str, *, ready: bool) -> Obj
 
 
 def ended_status(pod: Object, now: float, exit_code: int) -> Object:
-    """The status of a pod whose containers ended with `exit_code`."""
+    """The status of a pod after its containers ended with `exit_code`."""
     since = metav1_time(now)
     reason = "Completed" if exit_code == 0 else "Error"
     states = {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": since}}
@@ -198,18 +198,18 @@ def warning_event(pod: Object, now: float, reason: str, message: str) -> Object:
 
 
 def pod_address(number: int) -> str:
-    """The address of the n-th pod (from 1), in 10.0.0.0/8; nothing listens there."""
+    """The address of the n-th pod (from 1), in 10.0.0.0/8. Nothing listens there."""
     return str(_POD_NETWORK + number)
 
 
 def address_number(pod: Object) -> int:
-    """Which pod's address it has; 0 while it has none."""
+    """The n of the pod's address, or 0 while it has none."""
     address = pod.get("status", {}).get("podIP")
     return int(ipaddress.IPv4Address(address)) - int(_POD_NETWORK) if address else 0
 
 
 def _kubelet_conditions(pod: Object, since: str, *, ready: bool) -> list[Object]:
-    """The conditions of kubelet; those of others (PodScheduled, readiness gates) stay as they are."""
+    """The conditions of kubelet. Other conditions (PodScheduled, readiness gates) stay as they are."""
     ours = {"Initialized": True, "ContainersReady": ready, "Ready": ready, "PodReadyToStartContainers": True}
     kept = [
         condition
@@ -238,7 +238,7 @@ def _container_status(container: Object, state: Object, *, ready: bool) -> Objec
 
 
 _RETRY_S = 1.0
-"""Between attempts to write what happened to an API server that does not answer."""
+"""Between attempts to write to an API server that does not answer."""
 _NOT_PREPARED = "FailedPrepareDynamicResources"
 """The kubelet's reason for an event about a claim that is not prepared."""
 _KILLED_EXIT_CODE = 137
@@ -248,7 +248,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SyncTiming:
-    """Seconds between two syncs of a pod. The defaults are kubelet's; a test that sets others says why."""
+    """Seconds between two syncs of a pod. The defaults are kubelet's. A test with others gives its reason."""
 
     resync: float = 60.0
     """After one without an error (KubeletConfiguration.syncFrequency)."""
@@ -257,7 +257,7 @@ class SyncTiming:
     jitter: float = 0.5
     """Either is longer by up to this part of itself."""
     relist: float = 1.0
-    """Between two lists of what the container runtime runs."""
+    """Between two lists of the containers that the runtime runs."""
 
 
 REAL_TIMING = SyncTiming()
@@ -265,7 +265,7 @@ REAL_TIMING = SyncTiming()
 
 @dataclass(frozen=True, slots=True)
 class PodHost:
-    """What all pods of a process share. `wall` is seconds since the epoch."""
+    """The part that all pods of a process share. `wall` is seconds since the epoch."""
 
     api: KubeApi
     wall: Callable[[], float]
@@ -276,7 +276,7 @@ class PodHost:
     rng: random.Random
     timing: SyncTiming = REAL_TIMING
     on_resync: Callable[[Object], None] = lambda pod: None
-    """Called with each pod whose claims were prepared only because the resync interval was over."""
+    """Called with each pod that had its claims prepared only because the resync interval was over."""
 
     def jittered(self, seconds: float) -> float:
         """As long, or longer by up to the jitter."""
@@ -291,7 +291,7 @@ class PodWorker:
 
     def __init__(self, host: PodHost, pod: Object, address: str, claims: tuple[Object, ...] = ()) -> None:
         self.claims = claims
-        """The claims to unprepare; kubelet keeps them on its disk."""
+        """The claims to unprepare. Kubelet keeps them on its disk."""
         self._host = host
         self._address = address
         self._leaving = asyncio.Event()
@@ -305,7 +305,7 @@ class PodWorker:
 
     @property
     def node(self) -> str:
-        """Where the pod is."""
+        """The node of the pod."""
         name: str = self._pod["spec"]["nodeName"]
         return name
 
@@ -331,7 +331,7 @@ class PodWorker:
         self._leaving.set()
 
     async def run(self) -> None:
-        """Run the pod to its end; cancelled where the kubelet dies."""
+        """Run the pod to its end. Cancelled if the kubelet dies."""
         code = await self._until_leaving(self._start_and_run()) if not has_pod_ended(self._pod) else None
         exit_code = _KILLED_EXIT_CODE if code is None else code
         # Kubelet unprepares before it reports the end: then the claim may go to another pod.
@@ -353,7 +353,7 @@ class PodWorker:
             running.cancel()
             await asyncio.wait({running, leaving})
             if not running.cancelled():
-                running.exception()  # marks it as retrieved, where this worker is cancelled with its machine
+                running.exception()  # marks it as retrieved, if this worker is cancelled with its machine
         return None if running.cancelled() else running.result()
 
     async def _start_and_run(self) -> int:
@@ -381,13 +381,12 @@ class PodWorker:
         return running_status(pod, self._host.wall(), self._address, ready=ready)
 
     async def _prepare(self) -> None:
-        """Prepare at each sync until the pod's claims are prepared, whatever the error is."""
+        """Prepare at each sync until the pod's claims are prepared, after any error."""
         is_resync = False
         while True:
             self._changed.clear()
             try:
-                # The pod's claims as they are now, each reserved for it: a kubelet asks the API server
-                # itself.
+                # The pod's claims as they are now, each reserved for it: a kubelet reads them itself.
                 claims = [await self._read_claim(name) for name in pod_claim_names(self._pod)]
                 self.claims = tuple(claims)
                 await self._host.devices.prepare(self.node, self._pod, self.claims)
@@ -431,14 +430,14 @@ class PodWorker:
                 return
 
     async def _claims_left(self) -> tuple[Object, ...]:
-        """The claims that a restarted kubelet finds; a deleted claim holds nothing."""
+        """The claims that a restarted kubelet finds. A deleted claim holds nothing."""
         namespace = self._pod["metadata"]["namespace"]
         get = partial(self._host.api.get, RESOURCE_CLAIM, namespace=namespace)
         found = [await self._until_answered(partial(get, name)) for name in pod_claim_names(self._pod)]
         return tuple(claim for claim in found if claim is not None)
 
     async def _warn(self, message: str) -> None:
-        """One event for each new message; a kubelet's recorder counts the others."""
+        """One event for each new message. A kubelet's recorder counts the others."""
         if message == self._warned:
             return
         try:
@@ -450,7 +449,7 @@ class PodWorker:
             pass  # The next failure is reported instead.
 
     async def _write(self, status: Callable[[Object], Object]) -> None:
-        """Change the pod's status, on top of whatever others wrote meanwhile."""
+        """Change the pod's status, on top of concurrent writes by others."""
         while not self._gone:
             changed = {**self._pod, "status": {**self._pod.get("status", {}), **status(self._pod)}}
             write = partial(self._host.api.replace, POD, changed, subresource="status")
@@ -470,7 +469,7 @@ class PodWorker:
             self.update(found)
 
     async def _delete(self) -> None:
-        """Delete the pod; one with finalizers stays until their owners are done."""
+        """Delete the pod. One with finalizers stays until their owners are done."""
         meta = self._pod["metadata"]
         delete = partial(self._host.api.delete, POD, meta["name"], meta["namespace"])
         with contextlib.suppress(Conflict):  # Another pod has the name now.
@@ -481,7 +480,7 @@ class PodWorker:
 
         Raises:
             Conflict: the object is not the one that was meant, or was changed since.
-            Rejected: no kubelet would have asked for this.
+            Rejected: no kubelet would have sent this.
         """
         while True:
             try:

@@ -2,8 +2,8 @@
 
 `TrayNode` is a `SimulatedNode` with the IMEX, GPU and NIC plugins of one tray. The plugins' periodic
 loops do not run, because thousands of them share one process. Instead, a change of a tray is followed by
-a call of `look`, which does what those loops do. Checkpoints and CDI files are real files, so a boot
-starts from what was written. A model of GPU Feature Discovery writes the node label.
+a call of `look`, which does the work of those loops. Checkpoints and CDI files are real files, so a boot
+starts from them. A model of GPU Feature Discovery writes the node label.
 
 `TrayNodes` registers all nodes and follows the switches: each change of a fabric updates the GPUs of
 its trays, and the changed trays are checked. It can lose, heal and reboot a node, and notifies the plugins
@@ -53,12 +53,12 @@ from rackloom.topology.rack import ComputeTray, RackSite
 
 
 class TrayEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What all trays of a process share."""
+    """The part that all trays of a process share."""
 
     plugins: KubeApi
-    """The API server as the plugins ask it."""
+    """The API server as the plugins use it."""
     labels: KubeApi
-    """The same as GPU Feature Discovery does."""
+    """The API server as GPU Feature Discovery uses it."""
     root: Path
     """A directory for each node that has run a pod."""
     host: TrayHostFiles
@@ -117,7 +117,7 @@ class TrayNode(SimulatedNode):
         ]
         self._work: list[asyncio.Task[None]] = []
         self._label: str | None = ""
-        """What the node was labelled with since this boot; "" before it was."""
+        """The label that the node got since this boot, or "" before it got one."""
 
     async def power_off(self) -> None:
         """The node's plugins end where they are."""
@@ -197,9 +197,9 @@ logger = structlog.get_logger(__name__)
 
 
 class TrayNodes:
-    """The nodes by name and their kubelets; it follows the switches and updates the nodes.
+    """The nodes by name and their kubelets. It follows the switches and updates the nodes.
 
-    `api` is the API server as the plugins ask it. `off` are the names of those without power. `up` is set
+    `api` is the API server as the plugins use it. `off` are the names of those without power. `up` is set
     once all have been registered.
     """
 

@@ -1,7 +1,7 @@
-"""Incidents as files: what is done to a simulated site, what breaks, and what must be observed.
+"""Incidents as files: the actions on a simulated site, its faults, and the expected observations.
 
 `reading` turns a TOML file into steps and checks them, `playing` plays them on a `stage`. A step is one
-function (`model`), whose parameters have the types of `parameters`. The steps by subject:
+function (`model`), and its parameters have the types of `parameters`. The steps by subject:
 
 - `tenants`, `site_faults`, `switch_leaders`, `site_expectations`: the site service and its switches.
 - `cluster_actions`, `control_plane`, `cluster_expectations`: the Kubernetes cluster.

@@ -1,9 +1,9 @@
 """Actions of users on the cluster of a scenario, and faults of its nodes.
 
-Users create the objects of a manifest and delete objects. Trays lose power, start again or reboot; GPUs
-fall off the bus or report Xid errors; NIC links go down; another writer or a late GPU Feature Discovery
-makes the clique label wrong; a GPU reports that it is still joining its fabric; IMEX daemons are
-killed, also so that two of them swap addresses.
+Users create the objects of a manifest and delete objects. Trays lose power, start again or reboot. GPUs
+fall off the bus or report Xid errors. NIC links go down. Another writer or a late GPU Feature Discovery
+makes the clique label wrong. A GPU reports that it is still joining its fabric. IMEX daemons are killed,
+also so that two of them swap addresses.
 
 After each fault the affected node's plugins check their devices, as their periodic loops would.
 `heal_nodes` starts nodes, brings GPUs and links back, and lets labels come at once.
@@ -142,7 +142,7 @@ def _module_of(gpu: str) -> int:
 
 
 OTHER_LABEL_WRITER = "another-labeller"
-"""Who writes labels that are not theirs."""
+"""The user that overwrites labels of another writer."""
 
 
 @action(layer="cluster")

@@ -1,11 +1,11 @@
-"""What must be observed of a scenario's cluster: objects, pods, labels, slices, IMEX, gangs.
+"""The expectations on a scenario's cluster: objects, pods, labels, slices, IMEX, gangs.
 
-Each expectation asks the API server once and compares the answer with the truth: the partition that the
-fabric holds a node's GPUs in, the GPUs that answer in a tray, the IMEX daemons that run in memory. What
-a node without power once reported of its pods does not count.
+Each expectation reads the API server once and compares the answer with the truth: the partition in which
+the fabric holds a node's GPUs, the GPUs that answer in a tray, the IMEX daemons that run in memory. Earlier
+reports of pods by a node that is now without power do not count.
 
 For gangs the record, the members' pods and the reservations of trays are read at one moment. Members
-that moved are counted against what the previous step observed.
+that moved are counted against the observation of the previous step.
 """
 
 from collections import Counter

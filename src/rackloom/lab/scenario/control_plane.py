@@ -1,4 +1,4 @@
-"""Faults of the API server and of Rackloom's controllers in a scenario, and who is observed to lead.
+"""Faults of the API server and of Rackloom's controllers in a scenario, and the observed leader.
 
 The API server becomes unreachable, answers conflicts, loses replies, repeats or delays events, lags
 behind, or drops and expires all watches. `api-server-good` fails when the fault struck nothing, because
@@ -6,7 +6,7 @@ the scenario would then show nothing.
 
 Controllers without an election are killed, killed at a crash point, doubled, or get a wrong clock. Of
 elected controllers the leader is killed or cut off from the API server. `leader` compares the leader
-with the Lease; that two lead at once is a violation at any time since the start.
+with the Lease. Two leaders at once are a violation at any time since the start.
 """
 
 from typing import Literal
@@ -106,13 +106,13 @@ async def watches_resumed(stage: Stage, *, relisted: bool = False) -> str:
 
 
 def heal_api_server(stage: Stage) -> str:
-    """Whatever is bad is over."""
+    """End all faults of the API server."""
     _end_api_faults(stage)
     return "the API server answers"
 
 
 def _end_api_faults(stage: Stage) -> int:
-    """End them; returns how many calls and changes they struck."""
+    """End the faults. Returns the number of calls and changes that they struck."""
     kube = stage.cluster.kube
     struck = kube.faults.hits + kube.stale_reads.hits + kube.disordered_events.hits
     kube.faults.clear()

@@ -1,12 +1,12 @@
 """Rackloom's controllers in the twin as processes: killed, restarted, doubled, elected, and cut off.
 
 `ControllerProcess` is a `RestartedProcess` (lab.virtual.process): it can be killed at once, or at its
-n-th crash point from now. The next life knows only what the API server knows. `double` starts a second
+n-th crash point from now. The next life has only the state of the API server. `double` starts a second
 set of controllers that also believe that they lead.
 
 `ControllerReplicas` are two replicas under a real Lease election. It records every moment at which the
-controllers of two replicas were at work together (`overlaps`), whatever the replicas believe; there must
-be none.
+controllers of two replicas were at work together (`overlaps`), even if a replica does not believe that it
+leads. There must be none.
 
 `ApiLink` is the connection of one replica to the API server. While it is cut, requests fail after the
 client's timeout, in either direction (the write may have been carried out), and watches are silent.
@@ -109,7 +109,7 @@ class _LinkedApi:
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._link.cross()
             answer = await method(*args, **kwargs)
-            # The link may be cut meanwhile: then the write was carried out, and the client cannot know.
+            # The link may be cut during the call: then the write was carried out, and the client cannot know.
             await self._link.cross()
             return answer
 
@@ -190,7 +190,7 @@ class ControllerProcess(RestartedProcess):
             self._lives -= bool(self._lives and life.reached_fuse)
 
     def _report(self, error: BaseException) -> None:
-        # Nobody killed it, so it failed by itself: that is a defect, and no part of the scenario.
+        # It failed without being killed: that is a defect, and no part of the scenario.
         raise error
 
 
@@ -220,7 +220,7 @@ class ControllerReplica:
 
     @property
     def leads(self) -> bool:
-        """Whether its election says so."""
+        """Whether it leads according to its election."""
         return self._election is not None and self._election.is_leader
 
     async def _stand(self, api: KubeApi) -> None:
@@ -243,7 +243,7 @@ class ControllerReplicas:
         self.overlaps: list[str] = []
         """Terms that began before another had ended, in words. There must be none."""
         self._at_work: list[str] = []
-        """Identities whose controllers run, whatever their election says."""
+        """Identities with controllers that run, even if they lost their election."""
         self._all = tuple(ControllerReplica(f"replica-{name}", lead, api, chance, self) for name in "ab")
 
     @property

@@ -1,4 +1,4 @@
-"""Steps that concern every layer of a site, and what must hold at the end of each scenario."""
+"""Steps that concern every layer of a site, and the conditions at the end of each scenario."""
 
 from rackloom.lab.invariants.acknowledged import lost_object
 from rackloom.lab.scenario.cluster_actions import heal_nodes
@@ -20,7 +20,7 @@ async def heal(stage: Stage) -> str:
 
 
 async def clear(stage: Stage) -> str:
-    """Repair whatever is broken, and forget the faults that were to strike coming calls and have not."""
+    """Repair everything, and forget the faults that were to strike coming calls and have not."""
     for switch in stage.truth.switches:
         switch.faults.clear()
     return await heal.run(stage)

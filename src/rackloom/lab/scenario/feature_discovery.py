@@ -27,7 +27,7 @@ class FeatureDiscovery(DirectApi):
         self._late: set[asyncio.Task[None]] = set()
 
     async def patch(self, *args: Any, dry_run: bool = False, **kwargs: Any) -> Object:
-        """Write now, or later; a late write has no answer. Writes stay in order while one is late."""
+        """Write now, or later. A late write has no answer. Writes stay in order while one is late."""
         write = partial(super().patch, *args, **kwargs)
         if dry_run or (not self.lag and not self._late):
             return await write(dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""Where the scenarios lie that ship with Rackloom: in `lab/scenarios`, beside this package."""
+"""The scenarios that ship with Rackloom, in `lab/scenarios` beside this package."""
 
 from pathlib import Path
 

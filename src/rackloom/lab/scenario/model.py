@@ -3,18 +3,18 @@
 A step is one asynchronous function. Its name (with hyphens) is its word in files, its keyword parameters
 are its keys, their annotations are the checks, its docstring is its documentation, and its body carries
 it out on a `Stage`. `@action` and `@expectation` make a `StepKind` of it: once, at import, they derive
-the struct into which a `[[step]]` table is read. `layer` says which part of a site the step needs,
-`speeds` whether it can be played in real time, in virtual time, or in both, and `needs` which
-controllers it needs.
+the struct into which a `[[step]]` table is read. `layer` is the part of a site that the step needs,
+`speeds` whether it can be played in real time, in virtual time, or in both, and `needs` the controllers
+that it needs.
 
-An action is done once. `breaks` is false for what happens on an ordinary day, so that `without_faults`
-can replay the same scenario without anything breaking; at least one expectation must then fail, unless
-the file says that nothing breaks. An expectation is checked again and again until it holds, for at most
+An action is done once. `breaks` is false for an event of an ordinary day, so that `without_faults` can
+replay the same scenario without anything breaking. At least one expectation must then fail, unless the file
+declares that nothing breaks. An expectation is checked again and again until it holds, for at most
 `within` seconds, and must then hold for `stays` seconds.
 
 Times are seconds since the site first answered. Racks, trays, GPUs and NICs have the names of
 `topology.part_names`. Instances of a group count from 1. A step that does not come about raises `NotObserved`
-with what was observed instead.
+with the observation.
 """
 
 import inspect
@@ -39,20 +39,20 @@ class NotObserved(Exception):
 
 
 def require(holds: object, observed: str) -> str:
-    """Return what was observed. Raises `NotObserved` with it unless it holds."""
+    """Return `observed`. Raises `NotObserved` with it unless `holds` is true."""
     if not holds:
         raise NotObserved(observed)
     return observed
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """What all steps have. `at`: not before this second; without it, as soon as the step before is over."""
+    """The base of all steps. `at`: not before this second, or as soon as the step before is over."""
 
     at: Number | None = None
     step_kind: ClassVar["StepKind"]
 
     async def run(self, stage: Any) -> str:
-        """Do it, or check it once; returns what was observed. Raises `NotObserved`."""
+        """Do it, or check it once. Returns the observation. Raises `NotObserved`."""
         return await self.step_kind.run(
             stage, **{name: getattr(self, name) for name in self.step_kind.parameters}
         )
@@ -63,7 +63,7 @@ class Action(Step, frozen=True, kw_only=True, tag_field="do"):
 
 
 class Expectation(Step, frozen=True, kw_only=True, tag_field="expect"):
-    """Something must be observed `within` so many seconds, and then stay so for `stays` so many more."""
+    """A state that must be observed within `within` seconds, and must then last for `stays` seconds."""
 
     within: Seconds
     stays: Seconds = 0.0
@@ -76,7 +76,7 @@ EXPECTATIONS: dict[str, "StepKind"] = {}
 
 
 class StepKind:
-    """A kind of step: the function that carries it out, and what its signature and decorator say of it."""
+    """A kind of step: the function that carries it out, and the facts of its signature and decorator."""
 
     def __init__(
         self, run: StepFunction, base: type[Step], layer: Layer, speeds: frozenset[Speed], needs: Need
@@ -131,7 +131,7 @@ def action(
     speeds: frozenset[Speed] = BOTH_SPEEDS,
     needs: Need = "",
 ) -> Callable[[StepFunction], StepKind]:
-    """Make an action of a function. `breaks` false: somebody only asks for something, as on any other day."""
+    """Make an action of a function. `breaks` is false for a request or change of an ordinary day."""
 
     def decorate(run: StepFunction) -> StepKind:
         kind = StepKind(run, Action, layer, speeds, needs)
@@ -156,7 +156,7 @@ def expectation(
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident. `seen` names where such a one was reported, or what kind of fault it is."""
+    """One incident. `seen` names a report of such an incident, or the kind of fault."""
 
     name: str
     title: str
@@ -166,11 +166,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     racks: int
     profile: str
     processes: int = 1
-    """Replicas of the service on the same records; several only in virtual time."""
+    """Replicas of the service on the same records. More than one only in virtual time."""
     candidates: int = 1
-    """Replicas of Rackloom's controllers; of several the Lease says who leads."""
+    """Replicas of Rackloom's controllers. If there are several, the Lease names the leader."""
     controller: Controller = "nmx-c"
-    """What the racks are behind: each an NMX-C, or all of them one NMX-M (only in virtual time)."""
+    """The controller of the racks: an NMX-C for each, or one NMX-M for all (only in virtual time)."""
     steps: tuple[Step, ...]
 
     @property

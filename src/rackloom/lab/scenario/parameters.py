@@ -1,7 +1,7 @@
 """Types of the parameters of scenario steps. Each carries its check and the fix that a refusal names.
 
 A step is a function, and the annotations of its parameters are these types. When a file is read, the
-check of each annotation gets the value, the key as the file spells it, and what is known of the file up
+check of each annotation gets the value, the key as the file spells it, and the facts of the file up
 to this step (`FileSoFar`). It yields a `Problem` for everything that cannot be. A check may also record
 a name that later steps may use: `made_name` records, `used_name` looks up.
 
@@ -30,7 +30,7 @@ from rackloom.topology.part_names import read_part_name
 
 
 class FileSoFar(msgspec.Struct, kw_only=True):
-    """What is known of a file when one of its steps is checked."""
+    """The facts of a file that are known when one of its steps is checked."""
 
     racks: tuple[str, ...]
     """Names of racks with a switch controller."""
@@ -39,7 +39,7 @@ class FileSoFar(msgspec.Struct, kw_only=True):
     gpus: int
     """GPUs of a tray."""
     made: defaultdict[str, set[str]] = msgspec.field(default_factory=lambda: defaultdict(set))
-    """Names that steps have made so far, by what they name."""
+    """Names that steps have made so far, by the kind of thing they name."""
     step: Any = None
     """The step that is checked."""
 
@@ -153,7 +153,7 @@ MADE_BY = {
     "partition by hand": "partition-by-hand",
     "list read by hand": "list-read-by-hand",
 }
-"""Which step makes what."""
+"""The step that makes each kind of thing."""
 
 
 def made_name(what: str) -> Check:
@@ -246,7 +246,7 @@ def kind_named(name: str) -> ResourceKind:
 
 
 def manifest_objects(manifest: str, namespace: str) -> Iterator[tuple[ResourceKind, Object]]:
-    """The objects of a manifest. Refused for what is not YAML, or of a kind that is not known."""
+    """The objects of a manifest. Refused if it is not YAML, or has an object of an unknown kind."""
     try:
         documents = [found for found in decode_yaml(manifest, "the manifest") if found is not None]
     except Undecodable as error:
@@ -290,7 +290,7 @@ def _all_texts(value: Any) -> Iterator[str]:
 
 
 def _named_object(value: str, _: str, file: FileSoFar) -> Problems:
-    # An object that nobody ever made is gone from the start: expecting that could not fail.
+    # An object that was never made is gone from the start: expecting that could not fail.
     if value not in file.made["object"]:
         yield f"no step before names an object {value!r}", "submit it, or expect it as an object, before"
 

@@ -1,4 +1,4 @@
-"""What came of a played scenario, as values and as a transcript. It imports nothing of a site."""
+"""The result of a played scenario, as values and as a transcript. It imports nothing of a site."""
 
 import textwrap
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 Speed = Literal["real", "virtual"]
-"""In real time, over sockets; or in virtual time."""
+"""In real time (over sockets), or in virtual time."""
 
 
 class PlayedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class PlayedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlayedScenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A scenario that was played; ok only if every step came about and every expectation was observed."""
+    """A scenario that was played. `ok` only if every step came about and every expectation was observed."""
 
     scenario: str
     title: str
@@ -42,14 +42,14 @@ _INDENT = " " * 17
 
 
 def render_step(played: PlayedStep) -> str:
-    """One step: when it began, how it went, what was seen."""
+    """One step: when it began, how it went, and the observation."""
     mark = "ok    " if played.ok else "FAILED"
     seen = textwrap.fill(played.seen, TRANSCRIPT_WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
     return f"{played.began:8.1f}s {mark} {played.what}\n{seen}"
 
 
 def render_summary(played: PlayedScenario) -> str:
-    """What came of it all."""
+    """The result of the whole scenario."""
     seconds = played.lines[-1].ended if played.lines else 0.0
     verdict = "as it must be" if played.ok else "NOT as it must be"
     return (

@@ -1,9 +1,9 @@
-"""Playing a scenario: its steps in order of time, each with what was observed.
+"""Playing a scenario: its steps in order of time, each with its observation.
 
 The player waits for a step's time, carries it out, and repeats an expectation until it holds or its
 time is over. The last check begins after the deadline, so that a slow check is not missed. It stops at
-the first step that does not come about. After the last step `require_end` checks that every fault that
-was asked for has struck something.
+the first step that does not come about. After the last step `require_end` checks that every requested
+fault has struck something.
 
 `play_while_running` ends the play when the site under it ends. The transcript is in `played`.
 """
@@ -33,7 +33,7 @@ async def play_steps(
 ) -> PlayedScenario:
     """Play every step on the stage, up to the first that does not come about.
 
-    An end that does not come about (a fault that struck nothing) has a line of its own.
+    An end that does not come about (a fault that struck nothing) has a separate line.
     """
     player = StepPlayer(speed, stage)
     lines: list[PlayedStep] = []
@@ -63,7 +63,7 @@ async def play_steps(
 async def play_while_running(
     work: "asyncio.Task[None]", playing: Coroutine[Any, Any, PlayedScenario]
 ) -> PlayedScenario:
-    """Play beside what the site runs on. Raises what ends that: nothing is observed of a stage that fell."""
+    """Play while `work` runs the site. Raises the error that ends `work`: nothing can be observed then."""
     task = asyncio.create_task(playing)
     await asyncio.wait((task, work), return_when=asyncio.FIRST_COMPLETED)
     if not task.done():
@@ -75,7 +75,7 @@ async def play_while_running(
 
 
 class StepPlayer:
-    """Plays steps on a stage; times count from when it is made."""
+    """Plays steps on a stage. Times count from the moment at which it is made."""
 
     def __init__(self, speed: Speed, stage: Stage) -> None:
         self._pause = POLL_SECONDS[speed]
@@ -101,7 +101,7 @@ class StepPlayer:
         return self._line(number, began, describe_step(step), ok=ok, seen=seen)
 
     def play_end(self, number: int) -> PlayedStep | None:
-        """A line for an end that does not come about; None: it does."""
+        """A line for an end that does not come about, or None if it does."""
         try:
             require_end(self._stage)
         except NotObserved as missing:
@@ -148,7 +148,7 @@ class StepPlayer:
 
 
 def describe_step(step: Step) -> str:
-    """A step in one line: its kind, and what its file says of it."""
+    """A step in one line: its kind, and the keys that its file gives."""
     shown = msgspec.to_builtins(step)
     kind = shown.pop("do" if isinstance(step, Action) else "expect")
     unsaid = {field.encode_name: field.default for field in msgspec.structs.fields(step)}

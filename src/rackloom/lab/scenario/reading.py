@@ -42,7 +42,7 @@ def shipped_scenarios() -> list[Scenario]:
 
 
 class ScenarioHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands above the steps of a file."""
+    """The keys above the steps of a file."""
 
     title: str
     seen: str
@@ -53,11 +53,11 @@ class ScenarioHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     candidates: Literal[1, 2] = 1
     controller: model.Controller = "nmx-c"
     setup: str = ""
-    """The setup whose steps come before those of the file."""
+    """The setup with steps that come before those of the file."""
 
 
 def read_scenario(path: Path) -> Scenario:
-    """The scenario in a file. Refused when it cannot be read, or says what cannot be."""
+    """The scenario in a file. Refused if it cannot be read, or has a step that cannot be."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -68,7 +68,7 @@ def read_scenario(path: Path) -> Scenario:
 
 
 KnownNames = Mapping[str, Iterable[str]]
-"""Names that steps may use before any step of a file made them, by what they name."""
+"""Names that steps may use before any step of a file made them, by the kind of thing they name."""
 
 
 def parse_scenario(
@@ -79,9 +79,9 @@ def parse_scenario(
     known: KnownNames = MappingProxyType({}),
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Scenario:
-    """The scenario in a text; `where` is how errors call it.
+    """The scenario in a text, which errors call `where`.
 
-    `known` names what is there before its first step, `defaults` the keys above the steps that it leaves out.
+    `known` are the names from before its first step, `defaults` the keys above the steps that it leaves out.
     """
     content = {**defaults, **_parse_toml(text, where)}
     tables = content.pop("step", None)
@@ -136,7 +136,7 @@ def _placed(tables: list[Any], text: str, where: str) -> _Placed:
 
 
 def read_step(table: Any, where: str) -> Step:
-    """The step that a table is; `where` is how errors call it. Refused for what is no step."""
+    """The step in a table, which errors call `where`. Refused if it is no step."""
     if not isinstance(table, dict) or ("do" in table) == ("expect" in table):
         raise Refused(f"{where} has to say one of `do` and `expect`", nearest_fix='such as do = "heal"')
     key, kinds = ("do", ACTIONS) if "do" in table else ("expect", EXPECTATIONS)
@@ -159,7 +159,7 @@ class ScenarioProblem(msgspec.Struct, frozen=True):
 
 
 def file_so_far(site: RackSite, known: KnownNames = MappingProxyType({})) -> FileSoFar:
-    """What is known before the first step of a scenario on such a site."""
+    """The facts that are known before the first step of a scenario on such a site."""
     trays = [tray for domain in site.domains for tray in domain.trays]
     parts = tuple(str(PartName(tray.rack, tray.slot)) for tray in trays)
     file = FileSoFar(racks=racks_of(site), trays=parts, gpus=len(trays[0].gpus))
@@ -169,7 +169,7 @@ def file_so_far(site: RackSite, known: KnownNames = MappingProxyType({})) -> Fil
 
 
 def step_problems(step: Step, file: FileSoFar) -> Iterator[tuple[str, str]]:
-    """What cannot be of a step that is played by itself, each with what to write instead."""
+    """The problems of a step that is played alone, each with its fix."""
     yield from _check_values(step, file)
     if step.step_kind.needs == "election":
         yield _NEEDS["election"]
@@ -213,7 +213,7 @@ def _check_time(step: Step, clock: float) -> Iterator[tuple[str, str]]:
 
 
 def _check_values(step: Step, file: FileSoFar) -> Iterator[tuple[str, str]]:
-    """The checks that the step's parameters carry; a check also notes the names that the step makes."""
+    """The checks that the step's parameters carry. A check also notes the names that the step makes."""
     file.step = step
     for name, (key, checks) in step.step_kind.checks.items():
         value = getattr(step, name)
@@ -241,7 +241,7 @@ def _check_needs(kind: StepKind, scenario: Scenario) -> Iterator[tuple[str, str]
         yield _NEEDS[kind.needs]
 
 
-# What is wrong with a value of a file, in words.
+# The problem of a value of a file, in words.
 
 
 _ERROR_PATH = re.compile(r" - at `\$\.([\w-]+)")
@@ -269,7 +269,7 @@ def _convert(content: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 
 def error_reason(error: msgspec.ValidationError) -> str:
-    """What it says, as a reader of the file would."""
+    """The text of the error, in words for a reader of the file."""
     text = str(error).replace("Object missing required field", "it lacks the key")
     text = text.replace("Object contains unknown field", "it has the unknown key")
     return text.replace(" - at `$.", " at `")
@@ -303,5 +303,5 @@ def _type_text(kind: Any) -> str:
         first, *others = get_args(kind)
         size = "" if others == [Ellipsis] else f" of {1 + len(others)}"
         return f"a list{size}, each of it {_type_text(first)}"
-    # What is left is a union, such as with None.
+    # The rest are unions, such as with None.
     return " or ".join(_type_text(arg) for arg in get_args(kind) if arg is not types.NoneType)

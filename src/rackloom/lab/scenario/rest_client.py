@@ -1,6 +1,6 @@
 """REST as the tenants and the operator of a scenario use it: every request is repeated until it is answered.
 
-A create whose answer was lost is looked up by name before it is repeated, so that nothing is made twice.
+A create with a lost answer is looked up by name before it is repeated, so that nothing is made twice.
 `MadeInstances` records per group the machine that each instance was acknowledged on (for S10), and which
 tenant was last given a machine (for S2).
 """
@@ -28,7 +28,7 @@ class RestAnswer(msgspec.Struct, frozen=True):
 
 
 class RestSite(Protocol):
-    """Whoever answers REST."""
+    """The part of a site that answers REST."""
 
     async def rest(
         self, tenant: str | None, method: str, path: str, body: Json | None = None
@@ -60,7 +60,7 @@ class ScenarioRestClient:
         self.groups: dict[str, tuple[MadeInstance, ...]] = {}
         """Instances, by the name that the scenario gives their group."""
         self.trays: dict[str, MadeInstance] = {}
-        """Whatever is in a tray, by the tray's name, on a site that was there before its steps."""
+        """The instance in a tray, by the tray's name, on a site that was there before its steps."""
         self.released: set[str] = set()
         """Groups that were given back."""
         self.holder: dict[str, str] = {}
@@ -87,7 +87,7 @@ class ScenarioRestClient:
     async def create_all(
         self, tenant: str, path: str, listing: str, body: Json, is_made: Callable[[str], bool]
     ) -> list[Json]:
-        """What a create made. After a lost answer `listing` is searched for names that it made."""
+        """The objects that a create made. After a lost answer `listing` is searched for their names."""
         while True:
             answer = await self._site.rest(tenant, "POST", path, body)
             if answer is not None:

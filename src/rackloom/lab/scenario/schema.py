@@ -1,8 +1,8 @@
 """The JSON schema of scenario files, for editors and for programs that write such files.
 
 It is derived from the steps themselves, so that it cannot lag behind them. It describes one file as data:
-keys, types and words. What needs the whole file (a name that no step made, times that go
-backwards, an end without an expectation) is checked by `reading` alone.
+keys, types and words. Checks that need the whole file (a name that no step made, times that go
+backwards, an end without an expectation) are in `reading` alone.
 """
 
 from typing import Any

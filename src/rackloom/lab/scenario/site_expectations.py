@@ -1,7 +1,7 @@
-"""What must be observed of a scenario's site: by REST, on the true fabrics, or by the doctor.
+"""The expectations on a scenario's site: by REST, on the true fabrics, or by the doctor.
 
-An expectation compares REST's statuses and messages, domain UUIDs and the time of the last reading; the
-true partitions (together, alone, how many, untouched); or the doctor's findings, with the check and the
+An expectation compares REST's statuses and messages, domain UUIDs and the time of the last reading, or the
+true partitions (together, alone, how many, untouched), or the doctor's findings, with the check and the
 object that a finding must name.
 """
 
@@ -266,7 +266,7 @@ def _reports_check(check: str, found: Finding) -> bool:
 
 
 def _names_object(found: Finding, name: str) -> bool:
-    """Whether a finding is about a machine, tray or domain, or says that it concerns it."""
+    """Whether a machine, tray or domain is the subject of a finding, or is among its places."""
     is_subject = re.search(rf"{re.escape(name)}(?![\w-])", found.subject)
     return bool(is_subject) or any(place.endswith(f" {name}") for place in found.where)
 

@@ -4,8 +4,8 @@ The steps stop, restart and confuse switch controllers, pull, swap and move tray
 GPUs, remove a switch tray, let another writer make, read, write and delete partitions, kill the service
 and set its clock.
 
-`Stage.damage` remembers what still lasts, so that `heal_site` can undo all of it: controllers answer
-with their own domain UUID, trays are back in their slots, other writers' partitions are gone, and
+`Stage.damage` remembers the faults that still last, so that `heal_site` can undo all of them: controllers
+answer with their own domain UUID, trays are back in their slots, other writers' partitions are gone, and
 everything is healthy. `require_all_struck` fails for a fault that was to strike a coming call and has
 not: the scenario would show nothing of it.
 """
@@ -39,7 +39,7 @@ from rackloom.lab.switches.fabric import FabricPartition
 
 SWITCH_RESTART_SECONDS = 1.0
 
-# What breaks around the switch controllers.
+# Faults around the switch controllers.
 
 
 @action()
@@ -126,7 +126,7 @@ async def switch_tray_back(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     return f"{len(switch.fabric.gpus)} GPUs of {rack} have all their links"
 
 
-# What happens to trays, GPUs and partitions behind the site's back.
+# Changes of trays, GPUs and partitions behind the site's back.
 
 
 @action()
@@ -225,7 +225,7 @@ async def hand_lets_go(stage: Stage, *, name: ForeignPartition) -> str:
     return _delete_foreign(stage, name)
 
 
-# What happens to the service and its machine.
+# Faults of the service and its machine.
 
 
 @action()
@@ -253,9 +253,9 @@ async def clock_set(stage: Stage, *, by: Number) -> str:
 
 
 async def heal_site(stage: Stage) -> str:
-    """Everything answers, truthfully, and is healthy; what was pulled is back, other writers' work is gone.
+    """Make everything answer truthfully and be healthy, put trays back, and undo other writers' work.
 
-    Raises `NotObserved` where a fault is still to come: nothing was shown with it.
+    Raises `NotObserved` if a fault is still to come: nothing was shown with it.
     """
     require_all_struck(stage)
     for rack in stage.truth.racks:

@@ -1,14 +1,14 @@
-"""The stage of a scenario: the site, its cluster, the ground truth behind them, and what steps left undone.
+"""The stage of a scenario: the site, its cluster, the ground truth behind them, and the damage that lasts.
 
-`Stage` is what every step gets. `SiteControl` is what steps can do to the site service and its network;
-the virtual site and the real-time site implement it. A `SwitchControl` is a simulated rack in virtual
-time, or a controller on a socket. `ClusterControl` is the simulated cluster.
+Every step gets the `Stage`. Through `SiteControl` steps act on the site service and its network. The virtual
+site and the real-time site implement it. A `SwitchControl` is a simulated rack in virtual time, or a
+controller on a socket. `ClusterControl` is the simulated cluster.
 
-`Truth` reads the fabrics and never asks the service what it believes: where a machine is, which node a
-tray is, and which clique its label must name. Its `invariants` watch every fabric from the start.
+`Truth` reads the fabrics, never the beliefs of the service: where a machine is, which node a tray is, and
+which clique its label must name. Its `invariants` watch every fabric from the start.
 
-A step often compares with what an earlier step of its kind observed. `previous` gives that, fixed when
-the step began; `record` is for later steps only. So a step that checks many times compares with the
+A step often compares with the observation of an earlier step of its kind. `previous` gives that, fixed when
+the step began, and `record` is for later steps only. So a step that checks many times compares with the
 same value each time.
 """
 
@@ -45,7 +45,7 @@ ONLY_VIRTUAL = "a real network, clock or write cannot be spoiled: steps that do 
 class SiteControl(ABC):
     """The switches, and the service in front of them. Times are in seconds.
 
-    What is done to the network, the clock and single writes can be done in virtual time only.
+    Faults of the network, the clock and single writes are possible in virtual time only.
     """
 
     site: RackSite
@@ -61,7 +61,7 @@ class SiteControl(ABC):
     async def rest(
         self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
-        """One request below `/v2/org/{tenant}/nico/`; None: the connection was lost before the answer.
+        """Send one request below `/v2/org/{tenant}/nico/`. None if the connection was lost before the answer.
 
         Without a tenant it is the operator's, below the operator's org.
         """
@@ -72,7 +72,7 @@ class SiteControl(ABC):
 
     @abstractmethod
     async def findings(self) -> Sequence[Finding]:
-        """What the doctor finds now. Raises Refused where there is none."""
+        """The doctor's findings now. Raises Refused if there is no doctor."""
 
     def kill_at(self, point: int) -> None:
         """Let the service end at one of its next writes or calls, and start again."""
@@ -90,17 +90,17 @@ class SiteControl(ABC):
         """Networks and clock are good again."""
 
     def untaken(self) -> Sequence[str]:
-        """What was asked of the network and of the service's lives, and has not happened yet."""
+        """Requested faults of the network and of the service's lives that have not happened yet."""
         return ()
 
 
 class SimulatedRacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The racks of a site, as a cluster whose nodes are their trays needs them."""
+    """The racks of a site, in the form that a cluster with their trays as nodes needs."""
 
     site: RackSite
     """Its domains and trays."""
     profile: RackProfile
-    """What each rack is."""
+    """The profile of each rack."""
     seed: str
     """All names of nodes and GPUs are drawn from it."""
     fabrics: tuple[SimulatedFabric, ...]
@@ -108,31 +108,31 @@ class SimulatedRacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterControl(msgspec.Struct, frozen=True, kw_only=True):
-    """A running cluster whose nodes are the site's trays."""
+    """A running cluster with the site's trays as nodes."""
 
     kube: FakeKube
     api: KubeApi
-    """The API server as a user asks it."""
+    """The API server as a user reaches it."""
     nodes: TrayNodes
     imex: ImexNetwork
-    """Where the IMEX daemons truly are."""
+    """The network in which the IMEX daemons truly run."""
     controllers: ControllerProcess
     """Rackloom's controllers. If several are elected, the first of them."""
     candidates: ControllerReplicas | None
-    """Those who are elected; None: there is one, without an election."""
+    """The replicas that are elected, or None if there is one, without an election."""
     clock: ControllersClock
     """The controllers'."""
     discovery: FeatureDiscovery
     """The writer of nvidia.com/gpu.clique."""
     addresses: dict[str, str]
-    """By node, the address of the next IMEX daemon's pod there; as they come, where there is none."""
+    """By node, the address of the next IMEX daemon's pod there. Without an entry, the next free address."""
 
 
 # The ground truth.
 
 
 class Truth:
-    """Every fabric as it is. `holder` says which tenant was last given a machine."""
+    """Every fabric as it is. `holder` maps each machine to the tenant that got it last."""
 
     def __init__(
         self,
@@ -144,10 +144,10 @@ class Truth:
         self.site = site
         self.switches = switches
         self.racks = racks_of(site)
-        """The rack by whose name steps mean a switch."""
+        """The first rack of each domain. Steps name a switch by it."""
         self.invariants = FabricInvariants([switch.fabric for switch in switches], holder)
         self.joining: set[str] = set()
-        """Nodes with a GPU that says that it is joining its fabric."""
+        """Nodes with a GPU that reports that it is joining its fabric."""
         self.domains = [switch.fabric.domain for switch in switches]
         """The domain UUID of each rack at the start."""
         self.serials = [
@@ -204,7 +204,7 @@ class Truth:
     def clique(self, node: str) -> str | None:
         """The label that a node must have, from the true fabric, or None if it must have none."""
         fabric, gpus = self.gpus_of(node)
-        # GPU Feature Discovery labels a node only where all its GPUs report the same partition.
+        # GPU Feature Discovery labels a node only if all its GPUs report the same partition.
         held = {fabric.partition_of(gpu.guid) for gpu in gpus}
         if len(held) != 1 or 0 in held or node in self.joining:
             return None
@@ -217,30 +217,30 @@ def _gpus_in(fabric: SimulatedFabric, machine: str) -> tuple[FabricGpu, ...]:
 
 
 def racks_of(site: RackSite) -> tuple[str, ...]:
-    """The first rack of each domain, by whose name steps mean the switch of the domain."""
+    """The first rack of each domain. Steps name the switch of the domain by it."""
     return tuple(domain.racks[0] for domain in site.domains)
 
 
-# What every step gets.
+# The argument of every step.
 
 
 class Damage(msgspec.Struct):
-    """What steps broke and nothing has repaired yet, for `heal`."""
+    """The damage by steps that is not repaired yet, for `heal`."""
 
     stopped: set[str] = msgspec.field(default_factory=set)
-    """Racks whose controller was stopped."""
+    """Racks with a controller that was stopped."""
     pulled: dict[str, tuple[SwitchControl, tuple[FabricGpu, ...]]] = msgspec.field(default_factory=dict)
-    """Machines whose tray was taken out, with its GPUs."""
+    """Machines with a tray that was taken out, and its GPUs."""
     exchanged: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    """Machines whose trays are in one another's slots."""
+    """Pairs of machines with trays in one another's slots."""
     unregistered: set[str] = msgspec.field(default_factory=set)
-    """Racks whose leader is not where their chassis are registered."""
+    """Racks with a leader that is not at the address at which their chassis are registered."""
     succeeded: set[str] = msgspec.field(default_factory=set)
     """Racks where another controller led before."""
 
 
 class Stage:
-    """A site, its cluster if there is one, and what steps remember."""
+    """A site, its cluster if there is one, and the memory of steps."""
 
     def __init__(self, site: SiteControl, cluster: ClusterControl | None = None) -> None:
         self.site = site
@@ -250,7 +250,7 @@ class Stage:
         self.lists_read: dict[str, tuple[SwitchControl, FabricPartition]] = {}
         """Partitions as another writer read them, by the name of that reading."""
         self.with_standby: set[str] = set()
-        """Racks whose next leader is registered, or was before it led."""
+        """Racks with a next leader that is registered, or was before it led."""
         self.new_guids = itertools.count(0xF000_0000_0000_0001)
         """Of GPUs that come into a swapped tray."""
         self.plans_written: Counter[GangKey] = Counter()
@@ -280,7 +280,7 @@ class Stage:
         return self._cluster.candidates if self._cluster else None
 
     def _count_plan(self, kind: ResourceKind, obj: Object) -> None:
-        """Count each plan as it is written, also one that is replaced before anybody reads it."""
+        """Count each plan as it is written, also one that is replaced before it is read."""
         if kind == GANG_PLAN:
             record = read_record(obj)
             is_new = record.plan is not None and record.plan != self._plans.get(record.key)
@@ -288,7 +288,7 @@ class Stage:
             self.plans_written[record.key] += is_new
 
     def begin_step(self) -> None:
-        """From now on `previous` gives what was recorded until now."""
+        """From now on `previous` gives the values that were recorded until now."""
         self._previous = dict(self._recorded)
         self._first = {}
 
@@ -307,6 +307,6 @@ class Stage:
     # Access to the cluster.
 
     async def pods(self, namespace: str | None, labels: str) -> list[Object]:
-        """Pods with these labels that nobody deletes."""
+        """Pods with these labels that are not being deleted."""
         listed = await self.cluster.api.list(POD, namespace, labels=labels)
         return [pod for pod in listed.items if "deletionTimestamp" not in pod["metadata"]]

@@ -1,4 +1,4 @@
-"""Steps of tenants: what they ask of REST."""
+"""Steps of tenants: their REST requests."""
 
 from rackloom.lab.scenario.model import action
 from rackloom.lab.scenario.parameters import (

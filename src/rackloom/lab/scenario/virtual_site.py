@@ -4,7 +4,7 @@
 one or two replicas on one in-memory store, and waits until each replica has made its first pass.
 `VirtualSite` implements `SiteControl`: REST goes straight into the application of a living replica,
 kills end processes at once or at a crash point, and network faults become fates of coming calls.
-`untaken` names what was asked for and has not struck.
+`untaken` names the requested faults that have not struck.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ ACCEPTED_STATUS = 202
 """Its body is plain text, not JSON."""
 
 Diagnose = Callable[[Store, float, KubeApi | None], Awaitable[Sequence[Finding]]]
-"""What the doctor finds in the records and the cluster of a site at a time (seconds since the epoch)."""
+"""The doctor's findings in the records and the cluster of a site at a time (seconds since the epoch)."""
 
 
 class VirtualSite(SiteControl):
@@ -65,7 +65,7 @@ class VirtualSite(SiteControl):
         """Ends only when something is wrong."""
         fabrics = tuple(rack.fabric for rack in racks.racks)
         self.racks = SimulatedRacks(site=racks.site, profile=racks.profile, seed="nodes", fabrics=fabrics)
-        """As a cluster whose nodes are their trays needs them."""
+        """The racks, in the form that a cluster with their trays as nodes needs."""
         self._service = service
         self._issuer = issuer
         self._diagnose = diagnose
@@ -89,14 +89,14 @@ class VirtualSite(SiteControl):
         return RestAnswer(status, None if is_text else msgspec.json.decode(content))
 
     async def kill(self, down: float) -> None:
-        """Kill all replicas; new ones start on the same records."""
+        """Kill all replicas. New ones start on the same records."""
         self._service.kill(down)
         await asyncio.sleep(down)
         await self._service.is_open.wait()
 
     @property
     def ended(self) -> int:  # type: ignore[override]
-        """Lives that have ended: killed at once, at a point, or by themselves."""
+        """Lives that have ended: killed at once, killed at a point, or without a kill."""
         return sum(replica.ended for replica in self._service.replicas)
 
     def kill_at(self, point: int) -> None:
@@ -115,7 +115,7 @@ class VirtualSite(SiteControl):
         spoil_network(self.switches[switch].network, how)
 
     def untaken(self) -> Sequence[str]:
-        """Fates of changes that nobody asked for yet, and crash points that no process reached."""
+        """Fates of changes that have not come yet, and crash points that no process reached."""
         trips = [len(switch.network.next_mutations) for switch in self.switches]
         points = [point for point, lives in self._fuses if not any(_reached_fuse(*live) for live in lives)]
         changes = [f"{count} changes of rack-{rack:02}" for rack, count in enumerate(trips, 1) if count]
@@ -151,7 +151,7 @@ def virtual_wall() -> float:
 async def virtual_site(
     scenario: Scenario, keys: Path, seed: int, diagnose: Diagnose
 ) -> AsyncIterator[VirtualSite]:
-    """A fresh site for `scenario`, its records in memory; to be entered in a `event_loop.SimLoop`."""
+    """A fresh site for `scenario`, with its records in memory. Enter it in an `event_loop.SimLoop`."""
     rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
     profile, room = profiles.load_rack(scenario.profile), FabricLimits().max_partitions
     racks = SimSite(profile, scenario.racks, rng, unmanaged_tray=False, room=room)

@@ -2,7 +2,7 @@
 
 `SimulatedFabric` starts as from the factory: one default partition with every GPU and all multicast
 groups. Its operations are those of NMX-C (create, delete, add and remove GPUs), NMX-M's replace of the
-whole member list, and what happens behind the service's back: another writer's partition, pulled and
+whole member list, and events behind the service's back: another writer's partition, pulled and
 inserted trays, a change of health, a factory reset, a new domain UUID. Each mutation either changes
 everything or raises `FabricRefusal` with the NMX-C return code. A GUID-based partition keeps the GUIDs
 of GPUs that were pulled.
@@ -11,9 +11,8 @@ Listeners see a snapshot after every change, before the change is answered. The 
 servers speak the protocols, and a caller that wants partitions to survive a restart saves and restores
 snapshots.
 
-`fabrics_of` builds a fabric for each domain of a site. `SeededNames` and the GUIDs come from a seed,
-and say nothing about where a GPU is, so that a join between layers that works by accident fails its
-tests.
+`fabrics_of` builds a fabric for each domain of a site. `SeededNames` and the GUIDs come from a seed
+and do not reveal the place of a GPU, so that a join between layers that works by accident fails its tests.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ MAX_NAME = 255
 
 
 class FabricRefusal(Exception):
-    """The controller refuses; `code` is the name of an NMX-C return code without its prefix."""
+    """The controller refuses. `code` is the name of an NMX-C return code without its prefix."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -71,7 +70,7 @@ class FabricSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FabricLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the domain can hold."""
+    """The capacity of the domain."""
 
     max_partitions: int = 72
     """No figure is published: one for each GPU of an NVL72."""
@@ -101,7 +100,7 @@ class SimulatedFabric:
         self._changed()
 
     def snapshot(self) -> FabricSnapshot:
-        """What the controller remembers now."""
+        """The current state of the controller."""
         return FabricSnapshot(
             domain=self.domain,
             gpus=tuple(self.gpus[guid] for guid in sorted(self.gpus)),
@@ -109,7 +108,7 @@ class SimulatedFabric:
         )
 
     def restore(self, snapshot: FabricSnapshot) -> None:
-        """Become what `snapshot` remembers, without telling listeners. Refused for another domain."""
+        """Take over the state of `snapshot` without a call of listeners. Refused for another domain."""
         if snapshot.domain != self.domain:
             raise Refused(f"the snapshot is of domain {snapshot.domain}, this is {self.domain}")
         self.gpus = {gpu.guid: gpu for gpu in snapshot.gpus}
@@ -141,7 +140,7 @@ class SimulatedFabric:
         return number
 
     def delete(self, partition_id: int, name: str = "") -> int:
-        """Delete a partition; its GPUs are then in none."""
+        """Delete a partition. Its GPUs are then in none."""
         target = self._find(partition_id, name)
         del self.partitions[target.id]
         self._changed()
@@ -172,7 +171,7 @@ class SimulatedFabric:
         return self._set_members(target, set(members))
 
     def gpus_by_slot(self) -> Iterator[tuple[FabricGpu, int]]:
-        """Every GPU that is there, with the id of its partition; 0 where it is in none."""
+        """Every GPU that is there, with the id of its partition, or 0 if it is in none."""
         holder = {guid: partition.id for partition in self.partitions.values() for guid in partition.guids}
         for gpu in sorted(self.gpus.values(), key=lambda gpu: (gpu.host_id, gpu.module_id)):
             yield gpu, holder.get(gpu.guid, 0)
@@ -186,7 +185,7 @@ class SimulatedFabric:
         return {*self.gpus, *(guid for partition in self.partitions.values() for guid in partition.guids)}
 
     def partition_of(self, guid: int) -> int:
-        """Id of the partition that holds a GPU; 0 where none does."""
+        """Id of the partition that holds a GPU, or 0 if none does."""
         return next((partition.id for partition in self.partitions.values() if guid in partition.guids), 0)
 
     def factory_reset(self) -> None:
@@ -215,7 +214,7 @@ class SimulatedFabric:
         self._changed()
 
     def put(self, partition: FabricPartition) -> None:
-        """Another writer sets a partition; its GPUs leave their previous partitions."""
+        """Another writer sets a partition. Its GPUs leave their previous partitions."""
         taken = set(partition.guids)
         for other in list(self.partitions.values()):
             left = tuple(guid for guid in other.guids if guid not in taken)
@@ -303,11 +302,11 @@ def former_leader_fabric(fabric: SimulatedFabric) -> SimulatedFabric:
 
 
 MOST_RACKS = 128
-"""Each domain has a controller in this process; more would take too long to start."""
+"""Each domain has a controller in this process. More would take too long to start."""
 
 
 def fabrics_of(site: RackSite, seed: str) -> tuple[SimulatedFabric, ...]:
-    """A fabric at its first boot for each domain of `site`; equal seeds give equal GUIDs."""
+    """A fabric at its first boot for each domain of `site`. Equal seeds give equal GUIDs."""
     return tuple(_domain_fabric(domain, seed) for domain in site.domains)
 
 
@@ -325,7 +324,7 @@ def _domain_gpus(domain: NvlinkDomain, seed: str) -> Iterator[FabricGpu]:
     }
     for host_id, tray in enumerate(domain.trays, 1):
         for module_id in range(1, len(tray.gpus) + 1):
-            # A 64-bit GUID that does not reveal the GPU's slot; above 2**63 as those of real fabrics are.
+            # A 64-bit GUID that does not reveal the GPU's slot, above 2**63 as in real fabrics.
             text = f"{seed} fabric guid {tray.chassis_serial} {tray.slot} {module_id}"
             yield FabricGpu(
                 guid=int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1 << 63,

@@ -1,4 +1,4 @@
-"""Faults of simulated controllers that a test or a scenario asks for, one call at a time.
+"""Faults of simulated controllers that a test or a scenario requests, one call at a time.
 
 For NMX-C a fault belongs to the next call of an RPC: refuse it with a return code, delay it, lose its
 reply, fail it with a gRPC status, or answer without the server header or without the id of a new
@@ -9,7 +9,7 @@ For NMX-M a fault belongs to the next request of a method and collection: answer
 lose the reply, fail or stall the operation, or answer with something that is not JSON. Lists of
 partitions may lag behind the newest change, and GPUs may be missing from lists.
 
-`NmxcFaults.untaken` names faults that no call met; a scenario with such a fault proves nothing.
+`NmxcFaults.untaken` names faults that no call met. A scenario with such a fault proves nothing.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class NmxcFault(msgspec.Struct, frozen=True, kw_only=True):
     status: tuple[grpc.StatusCode, str] | None = None
     """Fail with this gRPC status and these details, and do nothing."""
     afterwards: Callable[[], None] | None = None
-    """What another writer does when the answer has been made."""
+    """The action of another writer after the answer has been made."""
 
 
 Fault = TypeVar("Fault")
@@ -76,7 +76,7 @@ class NmxcFaults(CallFaults[NmxcFault]):
         """Calls that have arrived, by RPC."""
 
     def take(self, call: str) -> NmxcFault:
-        """The fault of the RPC that is made now; the call is counted."""
+        """Count an RPC that is made now, and return its fault."""
         self.calls[call] += 1
         return super().take(call)
 
@@ -97,11 +97,11 @@ class NmxcFaults(CallFaults[NmxcFault]):
         self.next(rpc, NmxcFault(no_id=True, no_effect=not carried_out))
 
     def freeze(self) -> None:
-        """Answer nothing and send nothing until `thaw`; connections stay open."""
+        """Answer nothing and send nothing until `thaw`. Connections stay open."""
         self._is_awake.clear()
 
     def thaw(self) -> None:
-        """Answer again, also what was asked meanwhile."""
+        """Answer again, also the calls that came while frozen."""
         self._is_awake.set()
 
     async def until_awake(self) -> None:
@@ -140,7 +140,7 @@ class NmxmFault(msgspec.Struct, frozen=True, kw_only=True):
     """How one request fails."""
 
     status: int = 0
-    """Answer with this HTTP status, and do nothing; 0: no such fault."""
+    """Answer with this HTTP status, and do nothing. 0 means no such fault."""
     drop_reply: bool = False
     """Carry out the request, then break the connection."""
     fails: str = ""

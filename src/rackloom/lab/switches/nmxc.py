@@ -5,8 +5,8 @@ raises `FabricRefusal`. `NmxcService` takes the next fault for the RPC, does the
 result in the server header, as the real controller does: a refusal is a return code, not a gRPC error.
 
 A subscription first sends an acknowledgement, then a notification for each change, and a heart beat
-after each silent interval that the client asked for. A client is told about its own changes only where
-it asked for that.
+after each silent interval that the client requested. A client is notified of its own changes only if it
+requested that.
 
 GPU lists with an attribute filter and location-based creation are not simulated and answer
 NOT_SUPPORTED.
@@ -109,7 +109,7 @@ def answer_partitions(
 
 
 def answer_create(fabric: SimulatedFabric, request: pb.CreatePartitionRequest) -> pb.CreatePartitionResponse:
-    """A GUID-based partition; one by location is not simulated."""
+    """Create a GUID-based partition. One by location is not simulated."""
     if any(gpu.HasField("gpu_location") for gpu in request.gpu_resource_id):
         raise FabricRefusal("NOT_SUPPORTED")
     made = fabric.create(
@@ -198,7 +198,7 @@ def _partition_id(number: int) -> pb.PartitionId:
 
 SERVICE = "nmx_c.NMX_Controller"
 SubscriberQueue = asyncio.Queue[pb.ServerNotification | None]
-"""Notifications to be sent; None ends the subscription."""
+"""Notifications to be sent. None ends the subscription."""
 
 _UNARY: dict[str, Callable[[SimulatedFabric, Any], Any]] = {
     "Hello": answer_hello,
@@ -212,14 +212,14 @@ _UNARY: dict[str, Callable[[SimulatedFabric, Any], Any]] = {
     "AddGpusToPartition": _answer_update(SimulatedFabric.add),
     "RemoveGpusFromPartition": _answer_update(SimulatedFabric.remove),
 }
-"""What each unary RPC does; its message types are those of the service descriptor."""
+"""The function of each unary RPC. Its message types are those of the service descriptor."""
 _METHODS = pb.DESCRIPTOR.services_by_name["NMX_Controller"].methods_by_name
 NMXC_RPCS = frozenset({*_UNARY, "Subscribe"})
 """Every RPC that is served."""
 
 
 class NmxcService:
-    """Answers from a fabric's state; calls fail as `faults` say."""
+    """Answers from a fabric's state. Calls fail according to `faults`."""
 
     def __init__(self, fabric: SimulatedFabric, faults: NmxcFaults) -> None:
         self._fabric = fabric
@@ -229,7 +229,7 @@ class NmxcService:
         fabric.on_change(self._notify_change)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What a gRPC server needs to serve this controller."""
+        """The handlers with which a gRPC server serves this controller."""
         methods = {rpc: self._unary(rpc) for rpc in _UNARY}
         methods["Subscribe"] = grpc.unary_stream_rpc_method_handler(
             self._subscribe,
@@ -258,7 +258,7 @@ class NmxcService:
         )
 
     async def _answer(self, rpc: str, request: Any, context: Any) -> Any:
-        """Do the work unless a fault or the fabric forbids it; report the result in the header."""
+        """Do the work unless a fault or the fabric forbids it, and report the result in the header."""
         fault = self._faults.take(rpc)
         await asyncio.sleep(fault.delay)
         await self._faults.until_awake()
@@ -288,7 +288,7 @@ class NmxcService:
     async def _subscribe(
         self, request: pb.SubscribeRequest, context: Any
     ) -> AsyncIterator[pb.ServerNotification]:
-        """An acknowledgement, then changes as they come, and heart beats (asked for in seconds)."""
+        """An acknowledgement, then changes as they come, and heart beats (the interval is in seconds)."""
         subscriber = SubscriberQueue()
         self._subscribers[subscriber] = request
         try:

@@ -1,9 +1,9 @@
 """A simulated NMX-M as an ASGI application: the REST interface `/nmx/v1` over several fabrics.
 
-It serves what partitioning needs: chassis, compute nodes, GPUs, partitions and operations. Services,
-ports, switches, metrics and KPIs are not simulated.
+It serves the collections for partitioning: chassis, compute nodes, GPUs, partitions and operations.
+Services, ports, switches, metrics and KPIs are not simulated.
 
-Every entity has an id of its own, a digest that cannot be joined to a GUID by accident. A partition
+The id of an entity is a digest that cannot be joined to a GUID by accident. A partition
 that is deleted and created again gets a new entity id. Changes are asynchronous: a request is accepted
 with an operation id, and the operation takes `seconds`, half of them before the change and half after
 it. It may fail, stall, or be cancelled. A member list is replaced as a whole (PUT), so a concurrent
@@ -228,7 +228,7 @@ class NmxmOperations:
         return self._known.get(entity)
 
     def cancel(self, entity: str) -> bool:
-        """Cancel an operation that has not ended; False where it has."""
+        """Cancel an operation. False if it has ended."""
         if self._known[entity]["Status"] not in ("pending", "in-progress"):
             return False
         self._tasks[entity].cancel()
@@ -287,9 +287,9 @@ class NmxmProblem(Exception):
 
 
 class NmxmService:
-    """Answers for `fabrics`, to clients with `username` and `password`; operations take `seconds`.
+    """Answers for `fabrics`, to clients with `username` and `password`. Operations take `seconds`.
 
-    `faults` are applied to requests; the fabrics may be changed from outside at any time.
+    `faults` are applied to requests. The fabrics may be changed from outside at any time.
     """
 
     def __init__(
@@ -443,7 +443,7 @@ class NmxmService:
 
 
 class _LostReply:
-    """Lets an answer begin and breaks off: the client cannot know what was done."""
+    """Lets an answer begin and breaks off: the client cannot know the result."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,7 +1,7 @@
 """Simulated switch controllers on real loopback sockets, which can go away and come back.
 
 `NmxcServer` serves one fabric over gRPC, with or without TLS. It keeps its port while it is away. A
-standby can take over at another port; the former leader can return at the old port with the state that
+standby can take over at another port. The former leader can return at the old port with the state that
 it remembers, or with no GPUs once it has learned that another one leads. Two controllers never share a port.
 """
 
@@ -19,7 +19,7 @@ from rackloom.serving.limits import SIMULATED_NMX_C
 
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 0.2
-"""For calls under way when the controller goes away; then they are cut."""
+"""Time for calls under way when the controller goes away, before they are cut."""
 
 
 class NmxcServerTls(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,13 +28,13 @@ class NmxcServerTls(msgspec.Struct, frozen=True, kw_only=True):
     certificate: bytes
     key: bytes
     client_ca: bytes | None = None
-    """Where given, a client must show a certificate of this authority."""
+    """If given, a client must show a certificate of this authority."""
 
 
 class NmxcServer:
-    """An async context manager that serves `fabric`; `port` 0 takes a free one and keeps it.
+    """An async context manager that serves `fabric`. `port` 0 takes a free one and keeps it.
 
-    `faults` are applied to calls; the fabric itself may be changed from outside at any time.
+    `faults` are applied to calls. The fabric itself may be changed from outside at any time.
     """
 
     def __init__(self, fabric: SimulatedFabric, *, port: int = 0, tls: NmxcServerTls | None = None) -> None:
@@ -46,13 +46,13 @@ class NmxcServer:
         self._server: GrpcServer | None = None
         self._standby: NmxcServer | None = None
         self._old: NmxcServer | None = None
-        """Where it led from before."""
+        """The controller at the address of the previous leader."""
         self._memory: SimulatedFabric | None = None
-        """What was known there then."""
+        """The fabric as the old leader remembers it."""
 
     @property
     def url(self) -> str:
-        """Where it listens; known once it was entered."""
+        """The URL at which it listens, known once it was entered."""
         return f"{'https' if self._tls else 'http'}://{LOOPBACK}:{self._port}"
 
     async def __aenter__(self) -> Self:
@@ -67,7 +67,7 @@ class NmxcServer:
                 await server.go_away()
 
     async def come_back(self) -> None:
-        """Listen, on the port that it had before if it had one; nothing happens where it listens."""
+        """Listen, on its previous port if it had one. Does nothing if it listens already."""
         if self._server is not None:
             return
         listener = bound_socket(LOOPBACK, self._port)
@@ -78,21 +78,21 @@ class NmxcServer:
         self._server = server
 
     async def go_away(self) -> None:
-        """End every subscription and connection and stop listening; the fabric keeps its state."""
+        """End every subscription and connection and stop listening. The fabric keeps its state."""
         if self._server is not None:
             self._service.hang_up()
             await self._server.stop(GRACE_SECONDS)
             self._server = None
 
     async def stand_by(self) -> str:
-        """Have the controller of another switch tray ready to lead; returns its URL. It lists no GPU."""
+        """Have the controller of another switch tray ready to lead, and return its URL. It lists no GPU."""
         if self._standby is None:
             self._standby = NmxcServer(standby_fabric(self.fabric), tls=self._tls)
             await self._standby.come_back()
         return self._standby.url
 
     async def move(self) -> None:
-        """Lead from the address of the standby; nothing answers at the previous one."""
+        """Lead from the address of the standby. Nothing answers at the previous one."""
         await self.stand_by()
         standby, self._standby = self._standby, None
         assert standby is not None  # noqa: S101 (it was made ready)

@@ -59,11 +59,11 @@ class _TimeJump:
 
 
 IsStopped = Callable[[contextvars.Context], bool]
-"""Whether the process whose context this is runs nothing now."""
+"""True if the process of this context is stopped."""
 
 
 class _ReadyQueue(deque[asyncio.Handle]):
-    """Callbacks whose time has come. Those of a stopped process are set aside when it is their turn."""
+    """Callbacks that are due. Those of a stopped process are set aside at their turn."""
 
     def __init__(self, nothing: asyncio.Handle) -> None:
         super().__init__()
@@ -80,13 +80,13 @@ class _ReadyQueue(deque[asyncio.Handle]):
         return self._nothing
 
     def release(self) -> None:
-        """Queue again what was set aside: what is stopped still is set aside once more."""
+        """Queue the callbacks that were set aside. Those of processes that are still stopped go back."""
         self.extend(self._aside)
         self._aside.clear()
 
 
 class SimTask(asyncio.Task[T]):
-    """A task whose hash is its number in its loop.
+    """A task. Its hash is its number in its loop.
 
     Sets of tasks, those of asyncio too, then have the same order in every run. By default the hash of an
     object is its address.
@@ -126,11 +126,11 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._selector.now
 
     def stop_whom(self, is_stopped: IsStopped) -> None:
-        """Run nothing of processes for whose context this is true. Call `resume` when one goes on."""
+        """Run nothing of a process if this is true for its context. Call `resume` when one goes on."""
         self._ready.is_stopped = is_stopped
 
     def resume(self) -> None:
-        """Run what was set aside of processes that are not stopped any more."""
+        """Run the callbacks that were set aside for processes that are no longer stopped."""
         self._ready.release()
 
     def run_in_executor(  # type: ignore[override]
@@ -154,9 +154,9 @@ class SimLoop(asyncio.BaseEventLoop):
         queue.extend(ready)
         self._ticks += 1
         if self._ticks % COLLECT_TICKS == 0:
-            # The collection of this number, from 1 on, in one run. The first, second, fourth, eighth and so
-            # on look at all objects, the others at those made since the last: a run that keeps what it makes
-            # would otherwise spend more on each collection, and most of its time.
+            # Collections count from 1 in one run. The first, second, fourth, eighth and so on look at all
+            # objects, the others at those made since the last: a run that keeps its objects would otherwise
+            # spend more on each collection, and most of its time.
             number = self._ticks // COLLECT_TICKS
             is_full = number & (number - 1) == 0
             gc.collect(2 if is_full else 1)
@@ -165,8 +165,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def _reach_due_timers(self) -> None:
         """Advance the clock to the latest of the timers that are due together.
 
-        A timer must not be early: what waits for a moment would find it not reached and wait again, and where
-        others keep the loop busy meanwhile, time would stand still for ever.
+        A timer must not be early: its task would find the moment not reached and wait again, and time would
+        stand still for ever if other tasks keep the loop busy.
         """
         timers, now = self._scheduled, self._selector.now  # type: ignore[attr-defined]
         at, until = [0], now + TIMER_RESOLUTION
@@ -179,7 +179,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._clock_resolution = math.ulp(now)
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
-        # The base class schedules this from another thread; here every generator is left in this one.
+        # The base class schedules this from another thread. Here every generator is left in this one.
         self._asyncgens.discard(agen)  # type: ignore[attr-defined]
         if not self.is_closed():
             self.create_task(agen.aclose())
@@ -194,16 +194,16 @@ class SimLoop(asyncio.BaseEventLoop):
 def run_simulation(seed: int, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `main()` to its end in a fresh SimLoop.
 
-    Python collects cycles after so many new objects, whoever made them. An asynchronous generator that is
-    collected schedules its end, so the trace would depend on what ran in this process before. Cycles are
+    Python collects cycles after a number of new objects, from any source. An asynchronous generator that is
+    collected schedules its end, so the trace would depend on earlier work of this process. Cycles are
     collected at fixed ticks of the loop instead.
     """
     was_enabled = gc.isenabled()
     gc.disable()
-    # Collect the garbage of what ran before, and exempt the rest from collections. A collection looks at
-    # every object of the process. Where thousands of simulations run in a process that has much loaded,
-    # looking at all of them each time would cost more than the simulations. Older objects that become cyclic
-    # garbage meanwhile stay for up to `FULL_COLLECTION_RUNS` simulations.
+    # Collect the garbage of earlier runs, and exempt the rest from collections. A collection looks at every
+    # object of the process. If thousands of simulations run in a process that has loaded much, looking at
+    # all objects each time would cost more than the simulations. Older objects that become cyclic garbage
+    # later stay for up to `FULL_COLLECTION_RUNS` simulations.
     if next(_run_numbers) % FULL_COLLECTION_RUNS == 0:
         gc.unfreeze()
     gc.collect()
@@ -223,7 +223,7 @@ _run_numbers = itertools.count()
 
 
 CLUSTER_EPOCH = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-"""When a loop's time 0 is, in seconds since 1970: virtual time has no date of its own."""
+"""A loop's time 0 in seconds since 1970, because virtual time has no date."""
 
 
 def loop_wall_time() -> float:

@@ -4,7 +4,7 @@
 message, and the controller answers through the same service class that the socket server uses.
 `NmxmTransport` does the same for NMX-M as an httpx2 transport.
 
-A `CallFate` says what happens to one call: how long each direction takes, whether it is refused,
+A `CallFate` describes the way of one call: how long each direction takes, whether it is refused,
 whether the request or the reply is lost, and how often the controller receives it. Zero copies model a
 proxy that reports success for a request that never arrived. A delay beyond the client's deadline makes
 the controller act late: it does not stop when its client stops waiting.
@@ -37,18 +37,18 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["NMX_Controller"]
 
 
 class CallFate(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to one call on its way."""
+    """The events of one call on its way."""
 
     there: float | None = 0.002
-    """Seconds until the controller acts. Longer than the caller's deadline: it acts late. None: the
-    call never arrives."""
+    """Seconds until the controller acts, or None if the call never arrives. The controller acts late if
+    this is longer than the caller's deadline."""
     back: float | None = 0.002
-    """Seconds until the answer arrives; None: it is lost."""
+    """Seconds until the answer arrives, or None if it is lost."""
     copies: int = 1
-    """How often the controller receives the request; the answer to the first copy is the one that counts.
+    """How often the controller receives the request. The answer to the first copy is the one that counts.
     0: a proxy reports success, and the request never arrives."""
     refused: bool = False
-    """Nobody listens: the call fails at once."""
+    """The call fails at once, because no server listens."""
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class SimNetwork:
     dark = False
     """Packets vanish."""
     slow = 0.0
-    """Mean of what is added to each direction, in seconds."""
+    """Mean delay that is added to each direction, in seconds."""
     notice_loss = 0.0
     """Share of the notifications that are lost."""
     notice_copies = 1
@@ -92,7 +92,7 @@ class SimNetwork:
             return CallFate(refused=True)
         if self.dark:
             return CallFate(there=None)
-        # A queued fate belongs to the next change; reads pass with the usual delay.
+        # A queued fate belongs to the next change. Reads pass with the usual delay.
         if rpc in MUTATIONS and self.next_mutations:
             return self.next_mutations.popleft()
         return CallFate(there=self.delay(), back=self.delay())
@@ -108,15 +108,15 @@ class SimNetwork:
 
 
 OnExecuted = Callable[[str, Any, Any, bool], None]
-"""Called with every call that the controller has acted on: rpc, request, reply, and whether it is what the
-client expects (the first copy, while the client still waits)."""
+"""Called with every call that the controller has acted on: rpc, request, reply, and whether the client
+expects the reply (the first copy, while the client still waits)."""
 
 OnCrashPoint = Callable[[], None]
-"""Called before a request leaves the client and after the reply has come; a dead client raises here."""
+"""Called before a request leaves the client and after the reply has come. Raises if the client is dead."""
 
 
 class SimCallContext:
-    """What a servicer may do with a call besides answering it."""
+    """The operations on a call that a servicer has besides answering it."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> Never:
         """End the call with a status."""
@@ -141,7 +141,7 @@ class SimController:
     def serve(self, service: NmxcService, executed: OnExecuted | None = None) -> None:
         """Answer from another state, as a standby does once it leads. Subscriptions end.
 
-        `executed`, where given, is called from now on.
+        `executed`, if given, is called from now on.
         """
         self._handlers = service.handlers()
         self._executed = executed or self._executed
@@ -165,7 +165,7 @@ class SimController:
         try:
             async with asyncio.timeout(seconds):
                 await _delay(0.0 if trip.there is not None else None)
-                # A controller does not stop what it does when its client stops waiting.
+                # A controller does not stop its work when its client stops waiting.
                 reply = await asyncio.shield(self._begin(rpc, request, trip, waiting))
                 await _delay(trip.back)
         except TimeoutError:
@@ -242,7 +242,7 @@ class SimStream:
         self._pumping = asyncio.create_task(self._pump(messages))
 
     async def read(self) -> Any:
-        """The next message; raises AioRpcError when the stream is broken."""
+        """The next message. Raises AioRpcError if the stream is broken."""
         message = await self._arrived.get()
         if isinstance(message, grpc.aio.AioRpcError):
             raise message
@@ -318,7 +318,7 @@ async def _delay(seconds: float | None) -> None:
 
 
 def _hollow_success(rpc: str, hello: bytes) -> bytes:
-    """A reply that reports success without effect; a new partition gets an id that does not exist."""
+    """A reply that reports success without effect. A new partition gets an id that does not exist."""
     reply: Any = GetMessageClass(_SERVICE.methods_by_name[rpc].output_type)()
     reply.server_header.CopyFrom(pb.ServerHello.FromString(hello).server_header)
     if rpc == "CreatePartition":

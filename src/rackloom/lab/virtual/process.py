@@ -6,13 +6,13 @@ SIGSTOP and SIGCONT: a stopped process keeps its memory and connections, and its
 current process travels in a context variable.
 
 `RestartedProcess` starts the process again whenever it ends, as kubelet restarts a container. On
-cancellation it asks the process to end and kills it after the termination grace period.
+cancellation it signals the process to end and kills it after the termination grace period.
 
 A crash point is a moment at which a death can leave the world half changed: before and after a write to
 the database, to the API server or to a switch, and at every fsync. `Process.checkpoint` counts the crash
 points of one process, and kills it at the number `fuse` or stops it at `stop_fuse`. `CrashPoints` counts
-those of a whole cluster (`with_crash_points` wraps a `KubeApi`); a test plays the same story once per crash
-point. Reads and lease renewals are not counted, because their number depends only on how long a story
+those of a whole cluster (`with_crash_points` wraps a `KubeApi`), and a test plays the same story once per
+crash point. Reads and lease renewals are not counted, because their number depends only on how long a story
 takes.
 """
 
@@ -35,11 +35,11 @@ _CURRENT: ContextVar["Process | None"] = ContextVar("life", default=None)
 
 
 class Killed(asyncio.CancelledError):
-    """Raised into what still runs of a dead process, wherever it would touch the world."""
+    """Raised in a dead process wherever code that still runs would touch the world."""
 
 
 class Process:
-    """A process: its tasks, and whether it is alive. `tray` is the node it runs on; "" for none of them."""
+    """A process: its tasks, and whether it is alive. `tray` is its node, or "" if it runs on none."""
 
     def __init__(self, name: str, tray: str = "") -> None:
         self.name = name
@@ -58,9 +58,9 @@ class Process:
         """Whether `stopper` is called when it has recorded its next operation, before it requests that."""
         self.stopper: Callable[[], None] = lambda: None
         self.failed_writes: list[float] = []
-        """Loop times at which the records did not take what it wrote."""
+        """Loop times at which the records refused one of its writes."""
         self._stops: list[tuple[float, float]] = []
-        """When it was stopped and went on; infinite while it is stopped."""
+        """(stop, resume) times. The second is infinite while it is stopped."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -90,9 +90,9 @@ class Process:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """SIGSTOP: it keeps its memory and its connections, and does nothing; its timers fire late.
+        """SIGSTOP: it keeps its memory and its connections, and does nothing. Its timers fire late.
 
-        What runs of it at this moment goes on to its next pause: a request that it was about to send is sent
+        Code that runs at this moment goes on to its next pause: a request that it was about to send is sent
         only when it goes on.
         """
         if not self.is_stopped:
@@ -101,7 +101,7 @@ class Process:
             _simulation_loop().stop_whom(_is_stopped)
 
     def resume(self) -> None:
-        """SIGCONT; nothing where it runs."""
+        """SIGCONT. Does nothing if it runs."""
         if self.is_stopped:
             self.is_stopped = False
             self._stops[-1] = (self._stops[-1][0], _simulation_loop().time())
@@ -123,7 +123,7 @@ class Process:
             raise Killed(self.name)
 
     def checkpoint(self) -> None:
-        """A crash point: the process is killed here if its fuse says so. Raises `Killed` once it is dead."""
+        """A crash point: the process is killed here if it is the number `fuse`. Raises `Killed` if dead."""
         self.points += 1
         if self.points == self.fuse:
             self.kill()
@@ -133,7 +133,7 @@ class Process:
 
 
 def current_process() -> Process | None:
-    """The process whose code runs now."""
+    """The process that runs the current code."""
     return _CURRENT.get()
 
 
@@ -161,15 +161,15 @@ def _as_process(life: Process) -> Iterator[None]:
 
 
 TERMINATION_GRACE = 30.0
-"""Seconds until a process that does not end when it is asked to is killed (terminationGracePeriodSeconds)."""
+"""Seconds that a process has to end before it is killed (terminationGracePeriodSeconds)."""
 ServeProcess = Callable[[Process], Coroutine[Any, Any, None]]
 
 
 class RestartedProcess:
     """One process after the other under one name. `life` is the newest.
 
-    `may_fail` are the errors with which it may end by itself, to be started again after `restart_s` seconds;
-    any other error is added to `defects`.
+    `may_fail` are the errors with which it may end. It is then started again after `restart_s` seconds. Any
+    other error is added to `defects`.
     """
 
     def __init__(
@@ -189,9 +189,9 @@ class RestartedProcess:
         self._may_fail = may_fail
 
     async def run(self) -> None:
-        """Keep it running until cancelled; it then has the grace period to end."""
+        """Keep it running until cancelled. It then has the grace period to end."""
         while True:
-            # A new process has its own memory: `serve` reads again what the last one wrote down.
+            # A new process has its own memory: `serve` reads the records of the last one.
             task = self.life.spawn(self._serve(self.life))
             try:
                 await asyncio.wait({task})
@@ -237,7 +237,7 @@ class CrashPoints:
         self.server_is_down = False
 
     def take(self, tray: str) -> None:
-        """A step on a tray; "" is where the controller runs."""
+        """Count a step on a tray, or on the controller's machine if `tray` is ""."""
         self.taken += 1
         # The number identifies the step in every run of the same story: a failure is replayed by it.
         self._strike(self.taken, tray)

@@ -1,7 +1,7 @@
-"""Simulated racks: the true fabric of each NVLink domain, its controllers, and what clients did to it.
+"""Simulated racks: the true fabric of each NVLink domain, its controllers, and the calls of its clients.
 
 `SimRack` joins a fabric, its leading controller, its network and its faults. A standby controller may
-take over at another address; the former leader may come back with the state that it remembers, or learn
+take over at another address. The former leader may come back with the state that it remembers, or learn
 that it no longer leads.
 
 `SimSite` builds the racks of a site from a rack profile and a seed.
@@ -44,7 +44,7 @@ def _ignore_executed(_rpc: str, _request: Any, _reply: Any, _expected: bool) -> 
 
 
 class SimRack:
-    """One domain: its fabric, its controller, and what happened to it."""
+    """One domain: its fabric, its controller, and its history."""
 
     def __init__(self, domain: NvlinkDomain, fabric: SimulatedFabric, rng: random.Random) -> None:
         self.home = domain
@@ -66,7 +66,7 @@ class SimRack:
         return self.home.racks[0]
 
     async def stand_by(self) -> str:
-        """Have another controller ready to lead; returns its URL. It lists no GPU."""
+        """Have another controller ready to lead, and return its URL. It lists no GPU."""
         url = f"http://switch-{self.name}-{self._moves + 2}"
         if self._standby is None:
             self._standby = SimNetwork(self.network.rng)
@@ -75,7 +75,7 @@ class SimRack:
         return url
 
     async def move(self) -> None:
-        """Let the standby lead. Nothing answers at the previous URL; queued call fates move along."""
+        """Let the standby lead. The previous URL stops answering, and queued call fates move along."""
         url, old = await self.stand_by(), self.url
         assert self._standby is not None  # noqa: S101 (it was made ready)
         self.network.down = True
@@ -116,15 +116,15 @@ class SimRack:
         return self.switch if url == self.url else self.others[url]
 
     def limit(self, room: int | None) -> None:
-        """Let the domain hold no more than `room` partitions; None: as many as a real one."""
+        """Let the domain hold no more than `room` partitions, or as many as a real one if None."""
         if room is not None:
             self.fabric.limits = msgspec.structs.replace(self.fabric.limits, max_partitions=room)
 
     def disturb(self) -> None:
-        """Another writer changes the fabric; a rack that is judged records it."""
+        """Another writer changes the fabric. A rack that is judged records it."""
 
     def _executed(self, rpc: str, request: Any, reply: Any, expected: bool) -> None:
-        """A controller of the domain acted on a call; a rack that is judged records it."""
+        """A controller of the domain acted on a call. A rack that is judged records it."""
 
 
 class SimSite:

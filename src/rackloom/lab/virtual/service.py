@@ -3,10 +3,10 @@
 Everything from the REST application to the NMX-C or NMX-M driver is production code. This module
 supplies the clock, the identifiers, the network and the store.
 
-`SimulatedService` runs one or several replicas. Each replica is one process after another; a new
-process opens the store, reads the newest recorded moment (so that its clock does not go back), makes a
-first pass over its domains, and only then answers requests. A request goes to a random open replica; it
-is lost when that process dies before the answer.
+`SimulatedService` runs one or several replicas. Each replica is one process after another. A new process
+opens the store, reads the newest recorded moment (so that its clock does not go back), makes a first pass
+over its domains, and only then answers requests. A request goes to a random open replica. It is lost if
+that process dies before the answer.
 
 `CrashingBackend` is the store as one process reaches it: a crash point lies before and after every
 write. Between them other tasks run. With several replicas `ChangeFeed` delivers changed domains to the
@@ -67,7 +67,7 @@ class ServiceReplica(RestartedProcess):
         """Seconds that its clock is ahead of the others."""
 
     def _report(self, error: BaseException) -> None:
-        # The service survives whatever a controller does: a replica that ends by itself ends the run.
+        # The service survives every fault of a controller: a replica that ends without a kill ends the run.
         raise error
 
 
@@ -103,7 +103,7 @@ class SimulatedService:
         return [replica.life for replica in self.replicas if replica.life.is_alive]
 
     def kill(self, restart_s: float) -> None:
-        """Kill every process; each replica starts a new one after so many seconds."""
+        """Kill every process. Each replica starts a new one after `restart_s` seconds."""
         for replica in self.replicas:
             replica.restart_s = restart_s
             replica.life.kill()
@@ -150,7 +150,7 @@ class SimulatedService:
             self.is_open.clear()
 
     async def call(self, method: str, path: str, token: str, body: bytes | None) -> tuple[int, bytes] | None:
-        """A request as a client sees it; None when the connection was lost before the answer."""
+        """Status and body of the answer, or None if the connection was lost before the answer."""
         await self.is_open.wait()
         replica = self._rng.choice([replica for replica in self.replicas if replica.is_open])
         life = replica.life
@@ -209,7 +209,7 @@ class SimulatedService:
 
 
 def rest_application(records: Store, issuer: LocalIssuer) -> Any:
-    """The REST application of one replica; each process sets its clock, IDs and wake-ups when it starts."""
+    """The REST application of one replica. Each process sets its clock, IDs and wake-ups when it starts."""
     deps = ApiDeps(
         store=records,
         clock=lambda: SERVICE_EPOCH,
@@ -239,7 +239,7 @@ async def _asgi_request(
 
 
 class ChangeFeed:
-    """Delivers the domains whose intent changed to every replica, as PostgreSQL's NOTIFY does."""
+    """Delivers the domains with a changed intent to every replica, as PostgreSQL's NOTIFY does."""
 
     def __init__(self, records: DatabaseBackend) -> None:
         self._records = records
@@ -256,7 +256,7 @@ class ChangeFeed:
                 listener.put_nowait(domain)
 
     async def listen(self) -> AsyncGenerator[str | None, None]:
-        """Each change from now on; first None, since earlier ones were missed."""
+        """Each change from now on. The first item is None, because earlier changes were missed."""
         mine: asyncio.Queue[str | None] = asyncio.Queue()
         self._listeners.append(mine)
         try:
@@ -268,7 +268,7 @@ class ChangeFeed:
 
 
 class CrashingBackend:
-    """The records as one process reaches them: other tasks run meanwhile, and the process may end there.
+    """The records as one process reaches them: other tasks run during a write, and the process may end there.
 
     With a feed the records are shared with other processes. Their transactions come one after another, as
     those of PostgreSQL do behind the lock that every writer takes.
@@ -308,7 +308,7 @@ class CrashingBackend:
         return await self.transact(work, write=False)
 
     def changes(self) -> AsyncGenerator[str | None, None]:
-        """What other processes write, where there are any."""
+        """The writes of other processes, if there are any."""
         return self._records.changes() if self._feed is None else self._feed.listen()
 
     async def close(self) -> None:
@@ -334,7 +334,7 @@ def _revisions(conn: sa.Connection) -> dict[str, int]:
 
 NMXM_ORIGIN = "http://nmx-m"
 NMXM_OPERATION_SECONDS = 0.5
-"""How long an accepted change takes; other writers may act meanwhile."""
+"""How long an accepted change takes. Other writers may act during it."""
 _LOGIN = NmxmLogin("rw-user", "simulated")
 
 

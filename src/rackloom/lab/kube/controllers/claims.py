@@ -16,7 +16,7 @@ from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.store import ObjectKey, key_of
 
 CLAIM_FINALIZER = "resource.kubernetes.io/delete-protection"
-"""On a claim from its allocation until nobody uses it."""
+"""On a claim from its allocation until the end of its last use."""
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
 
@@ -51,7 +51,7 @@ class ResourceClaimController(Controller):
             await self._create_claims(key)
 
     async def _create_claims(self, key: ObjectKey) -> None:
-        """Create the claims that a pod's templates describe; wait for a template that is missing."""
+        """Create the claims that a pod's templates describe. Wait for a template that is missing."""
         pod = self._store.find(objects.POD, key)
         if pod is None or has_pod_ended(pod) or "deletionTimestamp" in pod["metadata"]:
             return
@@ -119,7 +119,7 @@ class ResourceClaimController(Controller):
 
 
 def claims_by_entry(pod: Object) -> dict[str, str]:
-    """The claim of each entry of a pod's resourceClaims; "" where it is still to be made."""
+    """The claim of each entry of a pod's resourceClaims, or "" if it is still to be made."""
     made = {
         status["name"]: status.get("resourceClaimName", "")
         for status in pod.get("status", {}).get("resourceClaimStatuses") or ()

@@ -1,9 +1,9 @@
 """A stand-in for the MPI operator: the objects of a kubeflow.org/v2beta1 MPIJob, without its programs.
 
 It makes the headless Service, the worker pods and the launcher's Job under the operator's names and
-labels, reports Created, Running and Succeeded, and cleans up as cleanPodPolicy says. The launcher waits
-for ready workers where launcherCreationPolicy asks for that, and is counted before them where it is a worker
-(runLauncherAsWorker). A job that another manages (managedBy) is left alone.
+labels, reports Created, Running and Succeeded, and cleans up according to cleanPodPolicy. The launcher waits
+for ready workers if launcherCreationPolicy requires it, and is counted before them if it is a worker
+(runLauncherAsWorker). A job that another controller manages (managedBy) is left alone.
 
 Nothing runs MPI. Host files, keys, suspension and the replacement of failed workers are left out: the
 job fails.
@@ -86,7 +86,7 @@ def _service(job: Object) -> Object:
     spec = {
         "clusterIP": "None",
         "selector": selector,
-        # The hostfile names a launcher that is a worker, and it is asked for before it is ready.
+        # The hostfile names a launcher that is a worker, and its name is resolved before it is ready.
         "publishNotReadyAddresses": is_launcher_a_worker(job),
     }
     return {"metadata": _metadata(job, job["metadata"]["name"]), "spec": spec}

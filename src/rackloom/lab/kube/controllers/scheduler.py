@@ -2,12 +2,12 @@
 
 Pods are placed one at a time. A node is feasible when it matches the node selector and affinity, its
 taints are tolerated, required pod affinity is met, its free resources suffice (NodeResourcesFit: cpu,
-memory, extended resources and pods; init containers as in PodRequests), and the claims that are already
-allocated reach it. The least loaded feasible node comes first. Claims without an allocation get their
-devices from the production allocator (`Fleet`), on the first of these nodes that serves them.
+memory, extended resources and pods, with init containers as in PodRequests), and the claims that are
+already allocated reach it. The least loaded feasible node comes first. Claims without an allocation get
+their devices from the production allocator (`Fleet`), on the first of these nodes that serves them.
 
 The claims are then reserved for the pod, with the delete-protection finalizer written first, and the
-pod is bound. A pod that fits nowhere gets a PodScheduled condition and waits; all waiting pods are
+pod is bound. A pod that fits nowhere gets a PodScheduled condition and waits. All waiting pods are
 tried again a second after a node, slice, class, claim or DeviceTaintRule changed, or a bound pod went.
 
 Pods with scheduling gates or another scheduler's name are left alone. `DeviceInventory` keeps the
@@ -72,7 +72,7 @@ _WAKING_KINDS = (
 
 
 class SimulatedScheduler(Controller):
-    """Binds pods without gates whose claims exist."""
+    """Binds pods that have no gates once their claims exist."""
 
     kinds = (objects.POD,)
     user = "kube-scheduler"
@@ -86,7 +86,7 @@ class SimulatedScheduler(Controller):
         self._again: asyncio.TimerHandle | None = None
         self._bound: dict[ObjectKey, tuple[str, ResourceAmounts]] = {}
         self._taken: dict[str, ResourceAmounts] = {}
-        """What bound pods take, by node: summed as pods come and go, as kube-scheduler's cache does."""
+        """The amounts of bound pods by node, summed as pods come and go, as kube-scheduler's cache does."""
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -164,8 +164,8 @@ class SimulatedScheduler(Controller):
     def _placement(
         self, pod: Object, claims: list[Object]
     ) -> tuple[str, list[AllocationResult | None]] | str:
-        """A node and what each claim gets there (None: it has its devices already), or why there is none."""
-        # Claims that are allocated already restrict the nodes; only the others go to the allocator.
+        """A node and the result of each claim (None if it is allocated already), or why there is none."""
+        # Claims that are allocated already restrict the nodes. Only the others go to the allocator.
         free = [claim for claim in claims if "allocation" not in (claim.get("status") or {})]
         wanted = [decode_as(claim, ResourceClaim) for claim in free]
         nodes = self._nodes(pod, [claim for claim in claims if claim not in free])
@@ -176,7 +176,7 @@ class SimulatedScheduler(Controller):
             return _NO_NODE if name is None else (name, [None] * len(claims))
         outcome = self._inventory.fleet.find(wanted, among=names)
         if not isinstance(outcome, Allocation):
-            # A fault of the attempt ends it, as upstream: other nodes are not asked.
+            # A fault of the attempt ends it, as upstream: other nodes are not tried.
             return outcome.reason if isinstance(outcome, Fault) else _NO_NODE
         given = dict(zip((claim["metadata"]["uid"] for claim in free), outcome.results, strict=True))
         return outcome.node, [given.get(claim["metadata"]["uid"]) for claim in claims]
@@ -280,8 +280,8 @@ def _bare(obj: Object) -> Object:
 class DeviceInventory:
     """The production allocator over the devices, DeviceTaintRules and allocations of the store.
 
-    It follows the store: a claim changes what is in use, a slice the devices of its nodes; a class, a rule,
-    or the name or labels of a node make it anew when it is asked next.
+    It follows the store. A claim changes the devices in use, a slice the devices of its nodes. After a change
+    of a class, a rule, or the name or labels of a node, the next use rebuilds the allocator.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -293,7 +293,7 @@ class DeviceInventory:
         self._allocations: dict[ObjectKey, AllocationResult] = {}
 
     def read_all(self) -> None:
-        """Take in what the store holds before its changes are followed."""
+        """Read the objects in the store before its changes are followed."""
         self._read_rules()
         for kind in (objects.RESOURCE_SLICE, objects.NODE, objects.RESOURCE_CLAIM):
             for obj in self._store.all(kind):
@@ -357,7 +357,7 @@ class DeviceInventory:
 
 
 def _noted(known: dict[ObjectKey, T], key: ObjectKey, value: T | None) -> bool:
-    """Take a value in; whether it is news."""
+    """Store a value, and return whether it is new."""
     if known.get(key) == value:
         return False
     if value is None:
@@ -416,7 +416,7 @@ def meets_affinity(node: NodeObject, allowed: _Allowed) -> bool:
 
 
 def _requested(pod: Object) -> ResourceAmounts:
-    """The request of a pod. A real API server takes no pod whose request cannot be read: it fits nowhere."""
+    """The request of a pod. If it cannot be read (a real API server refuses such a pod), it fits nowhere."""
     try:
         return pod_requests(read_pod(pod).spec)
     except ValueError:
@@ -432,6 +432,6 @@ def _term_selects(term: PodAffinityTerm, pod: PodObject, other: PodObject) -> bo
 
 
 def fits_node(node: NodeObject, needed: ResourceAmounts, taken: ResourceAmounts) -> bool:
-    """Whether a node has what is needed beside what others take. It has nothing of what it does not name."""
+    """Whether a node has the needed amounts beside those taken. It has none of a resource that it omits."""
     there = allocatable_of_node(node)
     return all(not amount or amount <= there[name] - taken[name] for name, amount in needed.items())

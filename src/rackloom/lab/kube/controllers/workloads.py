@@ -6,9 +6,8 @@ concerns, and a rate-limited work queue reconciles them one key at a time.
 - `DaemonSetController` keeps one pod on every node that the template selects. The pod names its node by
   affinity, as the real one does. A changed template is used for new pods only (OnDelete).
 - `JobController` replaces failed pods until enough have succeeded, or the back-off limit is exceeded.
-- `NodeLifecycleController` compares each node's lease with the time. A node whose heartbeat stopped
-  gets Ready Unknown and the unreachable taints. Its pods stay: eviction after tolerationSeconds is not
-  simulated.
+- `NodeLifecycleController` compares each node's lease with the time. A node without a heartbeat gets
+  Ready Unknown and the unreachable taints. Its pods stay: eviction after tolerationSeconds is not simulated.
 """
 
 import asyncio
@@ -42,8 +41,8 @@ from rackloom.lab.kube.store import ObjectKey, key_of
 class Controller(ABC):
     """A reconcile loop over the store: a work queue of keys, filled by existing objects and by changes.
 
-    `kinds` are the types whose existing objects are reconciled at the start, `owned` those whose changes
-    reconcile their owner, and `user` is the name under which it writes.
+    Existing objects of `kinds` are reconciled at the start, a change of one in `owned` reconciles its owner,
+    and `user` is the name under which it writes.
     """
 
     kinds: tuple[ResourceKind, ...]
@@ -81,7 +80,7 @@ class Controller(ABC):
 
     @abstractmethod
     async def _reconcile(self, key: ObjectKey) -> None:
-        """Compare the object of this key with what it should have, and write the difference."""
+        """Compare the object of this key with its desired state, and write the difference."""
 
     async def _update_status(self, kind: ResourceKind, obj: Object, status: Object) -> Object:
         """Write the status of an object if it differs."""
@@ -230,7 +229,7 @@ def missing_pods(job: Object, pods: Iterable[Object]) -> list[Object]:
 
 
 def job_status(job: Object, pods: Iterable[Object]) -> Object:
-    """What has become of a Job, by its pods."""
+    """The status of a Job, from its pods."""
     pods = list(pods)
     phases = [pod_phase(pod) for pod in pods]
     succeeded, failed = phases.count("Succeeded"), _failed_pods(pods)

@@ -29,7 +29,7 @@ _SHORT_NAMES = {
     "services": ["svc"],
 }
 _POLICY_GROUP: tuple[str, str] = ("policy", "v1")
-"""Has no resources here, but `kubectl drain` evicts only where the group of Eviction is served."""
+"""Has no resources here, but `kubectl drain` evicts only if the group of Eviction is served."""
 _POD_SUBRESOURCES: list[Object] = [
     {"name": "pods/binding", "singularName": "", "namespaced": True, "kind": "Binding", "verbs": ["create"]},
     {

@@ -1,7 +1,7 @@
 """The simulated API server as an ASGI application, for kubectl and other programs on this machine.
 
 Every request needs the bearer token, and a client that has it may do everything. Requests are passed to
-`KubeTransport`; a body beyond the limit is read only so far that it is refused. Watches are streamed.
+`KubeTransport`. A body is refused as soon as it exceeds the limit. Watches are streamed.
 """
 
 import hmac

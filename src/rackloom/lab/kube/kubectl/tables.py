@@ -2,8 +2,8 @@
 
 A `Column` has a name, a type, a priority (above 0 it shows only with `-o wide`) and a function of the
 object and the time. Most columns are JSON paths, as a CRD declares them in `additionalPrinterColumns`:
-fields with escaped dots, and the first list element whose field equals a text. Only the states of pods,
-nodes, jobs and claims are computed, by the rules of Kubernetes 1.36. Ages are rounded as HumanDuration
+fields with escaped dots, and the first list element with a field that equals a text. Only the states of
+pods, nodes, jobs and claims are computed, by the rules of Kubernetes 1.36. Ages are rounded as HumanDuration
 of k8s.io/apimachinery rounds them.
 
 `table_of` renders objects as rows (meta.k8s.io/v1 Table). A cell that cannot be computed shows
@@ -91,7 +91,7 @@ _PATH_STEP = re.compile(
     r"""\.(?P<name>(?:[^.\[\]\\]|\\.)+)"""
     r"""|\[\?\(@\.(?P<key>\w+)\s*==\s*"(?P<value>[^"]*)"\)\]"""
 )
-"""A field, whose dots are escaped, or the elements of a list whose field is a text."""
+"""A field with escaped dots, or the elements of a list that have a field equal to a text."""
 
 
 def _path_cell(path: str, *, is_date: bool = False, missing: Any = None) -> CellFunction:
@@ -245,7 +245,7 @@ def _entry_count(obj: Object, now: float) -> int:
 
 
 def _claim_state(claim: Object, now: float) -> str:
-    """The state of a claim: `pending`, `allocated,reserved`, and `deleted` before what is still held."""
+    """The state of a claim: `pending`, or those of `deleted`, `allocated` and `reserved` that hold."""
     deleted = "deletionTimestamp" in claim["metadata"]
     allocated = bool(value_at(claim, "status", "allocation"))
     states = {
@@ -341,9 +341,10 @@ def wants_table(accept: str) -> bool:
 def table_of(
     kind: ResourceKind, items: Iterable[Object], metadata: Object, now: float, included: str = "Metadata"
 ) -> Object:
-    """The table of objects of a kind at a time (seconds since 1970); `metadata` is that of their list.
+    """The table of objects of a kind at a time (seconds since 1970). `metadata` is that of their list.
 
-    `included`: what of each object accompanies its row, "None", "Metadata" or "Object". Raises `Rejected`.
+    `included`: the part of each object that accompanies its row, "None", "Metadata" or "Object". Raises
+    `Rejected`.
     """
     declared = _DECLARED_COLUMNS.get((refusals.resource_name(kind), kind.version), (NAME, AGE))
     columns = _BUILTIN_COLUMNS.get(kind, declared)

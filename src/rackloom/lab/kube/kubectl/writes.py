@@ -27,7 +27,7 @@ from rackloom.lab.kube.objects import METADATA_LISTS, TYPE_SCHEMAS, Lists
 
 
 MergeKeys = Mapping[str, str]
-"""The key by the path of the list; "" where the elements are plain values, merged as a set."""
+"""The key by the path of the list, or "" if the elements are plain values, merged as a set."""
 
 _CUSTOM = (objects.COMPUTE_DOMAIN, objects.GANG_PLAN, objects.COMPUTE_DOMAIN_CLIQUE)
 _ONLY_PATCHED: Mapping[ResourceKind, Lists] = {
@@ -40,7 +40,7 @@ _ONLY_APPLIED = {(objects.CRD, "status.conditions"), (objects.RESOURCE_CLAIM, "s
 
 
 def _merge_keys(kind: ResourceKind, lists: Lists) -> MergeKeys:
-    """Where server-side apply merges by several keys, a patch merges by the first of them."""
+    """If server-side apply merges by several keys, a patch merges by the first of them."""
     return {
         path: keys[0] if keys else ""
         for path, keys in (METADATA_LISTS | lists | _ONLY_PATCHED.get(kind, {})).items()
@@ -64,7 +64,7 @@ _List = list[Any]
 
 
 def strategic_merge(target: Any, patch: Any, keys: MergeKeys, at: str = "") -> Any:
-    """What `patch` makes of the value at the path `at`. Raises `Rejected` (400) where it cannot be read."""
+    """The value at the path `at` after `patch`. Raises `Rejected` (400) if it cannot be read."""
     if not isinstance(patch, Mapping):
         return patch
     directive = patch.get(_PATCH, "merge")
@@ -219,7 +219,7 @@ _MESSAGES: Mapping[str, type[Message]] = {
 
 
 class UnreadableProtobuf(Exception):
-    """The body is no object in protobuf, or is of a kind that is not read; the text names which."""
+    """The body is no object in protobuf, or its kind is not read. The text gives the reason."""
 
 
 def read_protobuf(body: bytes) -> Object:
