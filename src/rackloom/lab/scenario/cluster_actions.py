@@ -115,9 +115,9 @@ async def nic_link_down(stage: Stage, *, nic: Nic) -> str:
 
 @action(layer="cluster")
 async def fabric_state(stage: Stage, *, gpu: Gpu, state: Literal["in-progress", "completed"]) -> str:
-    """A GPU says (NVML) that it is joining its fabric (`in-progress`), or has joined (`completed`).
+    """A GPU reports (NVML) that it is joining its fabric (`in-progress`), or has joined (`completed`).
 
-    The switches say nothing of it.
+    The switches do not report it.
     """
     node, module = stage.truth.node(gpu), _module_of(gpu)
     gpus = stage.cluster.nodes[node].gpus
@@ -156,7 +156,7 @@ async def clique_label_by_hand(stage: Stage, *, tray: Tray, value: str) -> str:
 
 @action(layer="cluster")
 async def clique_label_lags(stage: Stage, *, seconds: Seconds) -> str:
-    """GPU Feature Discovery writes what it finds only so many `seconds` later, from now on."""
+    """From now on GPU Feature Discovery writes each label `seconds` late."""
     # The real one checks once a minute, and not at every change.
     stage.cluster.discovery.lag = seconds
     return f"labels come {seconds:g} s late"

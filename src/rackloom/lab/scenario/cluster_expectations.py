@@ -44,7 +44,7 @@ async def object_(
     equals: str | None = None,
     namespace: str = "default",
 ) -> str:
-    """A field of an object, at the keys of `path`, is `equals` (as text); without that, it is not there."""
+    """A field of an object, at the keys of `path`, is `equals` (as text). Without `equals`, it is absent."""
     found: Any = await _read(stage, kind, name, namespace)
     require(found is not None, f"there is no {kind} {name}")
     for key in path:
@@ -104,7 +104,7 @@ async def pods(
     phase: Literal["Pending", "Running", "Succeeded", "Failed"] = "Running",
     namespace: str = "default",
 ) -> str:
-    """So many pods with these labels are in this phase, on nodes whose kubelets say so now."""
+    """`count` pods with these labels are in this phase, on nodes with kubelets that report it now."""
     present = [pod for pod in await stage.pods(namespace, labels) if not _is_on_lost_node(stage, pod)]
     phases = Counter(pod["status"].get("phase", "Pending") for pod in present)
     counts = ", ".join(f"{number} {found}" for found, number in sorted(phases.items())) or "none"
@@ -133,7 +133,7 @@ def _is_on_lost_node(stage: Stage, pod: Object) -> bool:
 
 @expectation(layer="cluster")
 async def clique_label(stage: Stage, *, tray: Tray, present: bool = True, stale: bool = False) -> str:
-    """nvidia.com/gpu.clique of a tray is what its GPUs truly say.
+    """nvidia.com/gpu.clique of a tray is the true clique of its GPUs.
 
     Or (`present` false) there is none, or (`stale`) it is old.
     """
@@ -159,7 +159,7 @@ async def node(stage: Stage, *, tray: Tray, ready: bool = True) -> str:
 
 @expectation(layer="cluster")
 async def devices(stage: Stage, *, driver: Driver, count: Count, tray: Tray, tainted: bool = False) -> str:
-    """So many devices of a driver are published of a tray; `tainted` counts those with a taint alone."""
+    """`count` devices of a driver are published for a tray. `tainted` counts only those with a taint."""
     name = stage.truth.node(tray)
     counted = [
         device for device in await _devices(stage, name, driver) if device.get("taints") or not tainted
@@ -172,7 +172,7 @@ async def devices(stage: Stage, *, driver: Driver, count: Count, tray: Tray, tai
 
 @expectation(layer="cluster")
 async def gpus(stage: Stage, *, tray: Tray, swapped: bool = False) -> str:
-    """A node publishes (UUIDs) what is in its tray; `swapped`: nothing that the last such step saw."""
+    """A node publishes (UUIDs) the GPUs in its tray. `swapped`: none of those that the last such step saw."""
     name = stage.truth.node(tray)
     published = {
         device["attributes"]["uuid"]["string"]
@@ -208,9 +208,9 @@ def _sorted_names(names: Iterable[str]) -> str:
 
 @expectation(layer="cluster")
 async def imex_mesh(stage: Stage, *, count: Count, begun: int | None = None) -> str:
-    """So many nvidia-imex truly run, and each knows and reaches those of its own domain, and no other.
+    """`count` nvidia-imex truly run, and each knows and reaches those in its domain, and no other.
 
-    `begun`: so many of them did not run when the last such step looked.
+    `begun`: the number of them that did not run when the last such step looked.
     """
     network = stage.cluster.imex
     running = list(network.running.values())
@@ -245,10 +245,10 @@ async def gang(
     plans: int | None = None,
     namespace: str = "default",
 ) -> str:
-    """A gang's record has so many `seats` and `spares`.
+    """A gang's record has this number of `seats` and `spares`.
 
-    `running`: so many members run on seats that are reserved for this gang alone. `moved`: so many have
-    another seat than the last such step saw. `plans`: so many plans were recorded in all.
+    `running`: how many members run on seats reserved for this gang alone. `moved`: how many have another
+    seat than the last such step saw. `plans`: how many plans were recorded in all.
     """
     stored = await _read(stage, GANG_PLAN.kind, name, namespace)
     require(stored is not None, f"there is no GangPlan {name}")

@@ -57,7 +57,7 @@ async def api_server_bad(
 
 @action(layer="cluster")
 async def api_server_stale(stage: Stage) -> str:
-    """Our processes are stuck with one that falls behind: watches tell nothing; plain lists stay true."""
+    """Our processes are stuck with one that falls behind: watches are silent, but plain lists stay true."""
     kube = stage.cluster.kube
     kube.stale_reads.begin(kube.store, kube.schemas, RACKLOOM_USERS)
     return f"Rackloom's processes hear nothing that comes after version {kube.store.version}"
@@ -65,7 +65,7 @@ async def api_server_stale(stage: Stage) -> str:
 
 @action(layer="cluster", breaks=False)
 async def api_server_good(stage: Stage) -> str:
-    """Everything reaches it and is answered again. Fails if what was bad has struck nothing."""
+    """Everything reaches it and is answered again. Fails if its faults have struck nothing."""
     struck = _end_api_faults(stage)
     require(struck, "nothing was struck by what was bad: the scenario shows nothing")
     return f"the API server answers; {struck} calls and changes were struck"
@@ -73,14 +73,14 @@ async def api_server_good(stage: Stage) -> str:
 
 @action(layer="cluster")
 async def watches_drop(stage: Stage) -> str:
-    """All watches break; the API server still has what comes meanwhile."""
+    """All watches break. The API server still has the changes that come before they resume."""
     _break_watches(stage)
     return "all watches ended"
 
 
 @action(layer="cluster")
 async def watches_expire(stage: Stage) -> str:
-    """All watches break, and the API server no longer has what came since: 410 Gone."""
+    """All watches break, and the API server no longer has the changes since: 410 Gone."""
     stage.cluster.kube.store.compact()
     _break_watches(stage)
     return "all watches ended, and what was before is forgotten"
@@ -94,7 +94,7 @@ def _break_watches(stage: Stage) -> None:
 
 @expectation(layer="cluster")
 async def watches_resumed(stage: Stage, *, relisted: bool = False) -> str:
-    """The controllers' watches that a step broke have begun again; `relisted`: after a new list."""
+    """The controllers' watches that a step broke have begun again. `relisted`: after a new list."""
     before: dict[ApiCall, int] = stage.previous("watches") or {}
     calls, verbs = stage.cluster.kube.calls, {"watch", "list"} if relisted else {"watch"}
     watched = {call.resource for call in before if call.verb == "watch"}
@@ -126,7 +126,7 @@ def _end_api_faults(stage: Stage) -> int:
 
 @action(layer="cluster", needs="single process")
 async def controllers_killed(stage: Stage, *, down: Seconds = 1.0) -> str:
-    """Rackloom's controllers are killed where they stand; others begin after so many seconds."""
+    """Rackloom's controllers are killed where they stand. Others begin after `down` seconds."""
     await stage.cluster.controllers.kill(down)
     return f"Rackloom's controllers ended, and others begin after {down:g} s"
 
@@ -192,20 +192,20 @@ async def leader_killed(stage: Stage, *, down: Seconds = 60.0) -> str:
 
 @action(layer="cluster", needs="election")
 async def leader_cut_off(stage: Stage) -> str:
-    """Nothing arrives any more between it and the API server; the other replica still reaches that."""
+    """The leader and the API server no longer reach each other. The other replica still reaches that."""
     return f"{_named(_elected(stage).cut_off_leader())}, which led, is cut off from the API server"
 
 
 @action(layer="cluster", needs="election")
 async def leader_connected(stage: Stage) -> str:
-    """What was cut off reaches the API server again."""
+    """A replica that was cut off reaches the API server again."""
     _elected(stage).connect()
     return "all replicas reach the API server"
 
 
 @expectation(layer="cluster", needs="election")
 async def leader(stage: Stage, *, changed: bool = False) -> str:
-    """The Lease names who leads, and no two ever did at once; `changed`: not whom the last such step saw."""
+    """The Lease names the leader, and there never were two. `changed`: not that of the last such step."""
     require_one_leader(stage)
     leading, before = _named(_elected(stage).leader), stage.previous("leader")
     lease = await stage.cluster.api.get(LEASE, CONTROLLER_LEASE, DEFAULT_NAMESPACE)

@@ -11,7 +11,7 @@ from rackloom.lab.scenario.switch_leaders import heal_leaders
 
 @action()
 async def heal(stage: Stage) -> str:
-    """Whatever still is broken is repaired, on every layer."""
+    """Everything that still is broken is repaired, on every layer."""
     healed = [await heal_site(stage)]
     await heal_leaders(stage)
     if stage.has_cluster:
@@ -28,7 +28,7 @@ async def clear(stage: Stage) -> str:
 
 @expectation()
 async def invariants(stage: Stage) -> str:
-    """S1, S2 and S4 held at every change of a fabric so far; what was acknowledged is there (S10)."""
+    """S1, S2 and S4 held at every change of a fabric so far, and acknowledged objects exist (S10)."""
     broken = list(stage.truth.invariants.broken)
     kept = list(stage.rest.kept())
     for made in kept:

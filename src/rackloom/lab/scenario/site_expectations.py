@@ -34,7 +34,7 @@ from rackloom.lab.scenario.stage import Stage
 
 @expectation()
 async def instances(stage: Stage, *, group: Group, status: str, because: str = "") -> str:
-    """REST says this status of every instance of a group, `because` being a part of its newest message."""
+    """REST shows this status of every instance of a group. `because` is a part of its newest message."""
     members = stage.rest.groups[group]
     for number, member in enumerate(members, 1):
         shown, why = _status_and_reason(await stage.rest.shown(member))
@@ -55,7 +55,7 @@ async def released(stage: Stage, *, group: Group) -> str:
 async def interface(
     stage: Stage, *, instance: Instance, gpu: InstanceGpu, status: str, because: str = ""
 ) -> str:
-    """REST says this status of one GPU of an instance, `because` being a part of its newest message."""
+    """REST shows this status of one GPU of an instance. `because` is a part of its newest message."""
     shown = await stage.rest.shown(stage.rest.instance(instance))
     listed = shown["nvLinkInterfaces"] if shown else ()
     found = next((listed_gpu for listed_gpu in listed if f"gpu-{listed_gpu['deviceInstance']}" == gpu), None)
@@ -78,7 +78,7 @@ async def history(stage: Stage, *, group: Group, status: str, because: str) -> s
 
 @expectation()
 async def logical_partition(stage: Stage, *, name: LogicalPartition, status: str) -> str:
-    """REST says this status of a logical partition."""
+    """REST shows this status of a logical partition."""
     made = stage.rest.partitions[name]
     now, why = _status_and_reason(await stage.rest.shown(made, "nvlink-logical-partition"))
     require(now == status, f"{name} is {now}: {why}")
@@ -87,7 +87,7 @@ async def logical_partition(stage: Stage, *, name: LogicalPartition, status: str
 
 @expectation()
 async def domain(stage: Stage, *, group: Group, changed: bool = False) -> str:
-    """REST names, for every GPU of a group, the domain uuid that its controller says now.
+    """REST names, for every GPU of a group, the domain UUID that its controller reports now.
 
     `changed`: another than the last such step saw.
     """
@@ -108,7 +108,7 @@ async def domain(stage: Stage, *, group: Group, changed: bool = False) -> str:
 
 @expectation()
 async def read_again(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
-    """The service has read the controller of a rack anew since this step began."""
+    """The service has read the controller of a rack again since this step began."""
     serials = {gpu.chassis_serial for gpu in stage.truth.rack(rack).fabric.gpus.values()}
     answer = await stage.site.rest(None, "GET", "nvlink-nmxc-endpoint")
     if answer is None or answer.status >= FIRST_FAILURE:
@@ -157,7 +157,7 @@ def _status_and_reason(shown: Json | None) -> tuple[str, str]:
 
 @expectation()
 async def together(stage: Stage, *, groups: Groups) -> str:
-    """On the true fabric, the GPUs of these groups are one partition, and nobody else is in it."""
+    """On the true fabric, the GPUs of these groups are one partition, without any other GPU."""
     wanted = _guids(stage, groups)
     for switch in stage.truth.switches:
         for partition in switch.fabric.partitions.values():
@@ -173,7 +173,7 @@ async def together(stage: Stage, *, groups: Groups) -> str:
 
 @expectation()
 async def alone(stage: Stage, *, group: Group) -> str:
-    """On the true fabric, no GPU of a group shares a partition with a GPU of anybody else."""
+    """On the true fabric, no GPU of a group shares a partition with a GPU outside the group."""
     own = _guids(stage, [group])
     for switch in stage.truth.switches:
         for partition in switch.fabric.partitions.values():
@@ -197,7 +197,7 @@ async def partitions(stage: Stage, *, count: Count, rack: Rack = FIRST_RACK) -> 
 
 @expectation()
 async def untouched(stage: Stage, *, name: ForeignPartition) -> str:
-    """A partition that somebody made by hand is as they made it."""
+    """A partition that was made by hand is unchanged."""
     switch, made = stage.truth.invariants.foreign[name]
     now = switch.fabric.partitions.get(made.id)
     require(now == made, f"it is {'gone' if now is None else f'{len(now.guids)} GPUs, {now.name!r}'}")
@@ -250,7 +250,7 @@ async def finding(
 
 @expectation(layer="doctor")
 async def no_finding(stage: Stage, *, check: DoctorCheck = "") -> str:
-    """The doctor finds nothing; or nothing of one check."""
+    """The doctor finds nothing, or nothing of one check."""
     found = [found for found in await _findings(stage) if not check or _reports_check(check, found)]
     require(not found, f"the doctor finds {_findings_text(found)}")
     return f"the doctor finds nothing{f' of {check}' if check else ''}"

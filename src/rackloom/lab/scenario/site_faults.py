@@ -44,7 +44,7 @@ SWITCH_RESTART_SECONDS = 1.0
 
 @action()
 async def switch_stops(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
-    """The controller of a rack can no longer be reached; the fabric keeps working."""
+    """The controller of a rack can no longer be reached. The fabric keeps working."""
     await stage.truth.rack(rack).go_away()
     stage.damage.stopped.add(rack)
     return f"the controller of {rack} cannot be reached"
@@ -72,7 +72,7 @@ async def switch_restarts(
 
 @action()
 async def switch_claims_domain(stage: Stage, *, rack: Rack, domain_of: OtherRack) -> str:
-    """The controller of a rack says that it is the domain of another rack: the two contradict each other."""
+    """The controller of a rack claims to be the domain of another rack: the two contradict each other."""
     switch, claimed = stage.truth.rack(rack), stage.truth.domains[stage.truth.number(domain_of)]
     async with faults.unreachable(switch):
         faults.set_domain(switch, claimed)
@@ -105,7 +105,7 @@ async def switch_hides(stage: Stage, *, instance: Instance, lists: Ordinal = 1) 
 
 @action(needs="nmx-c", speeds=ONLY_VIRTUAL)
 async def network_bad(stage: Stage, *, how: faults.NetworkFault, rack: Rack = FIRST_RACK) -> str:
-    """What the network does to the next change that is asked of a rack, or from now on to all calls."""
+    """The effect of the network on the next change requested of a rack, or on all calls from now on."""
     stage.site.spoil(stage.truth.number(rack), how)
     return f"the network before {rack}: {how}"
 
@@ -221,7 +221,7 @@ async def list_written_by_hand(stage: Stage, *, name: ListRead) -> str:
 
 @action()
 async def hand_lets_go(stage: Stage, *, name: ForeignPartition) -> str:
-    """The partition that somebody made on the switch is deleted by them."""
+    """A partition that was made by hand on the switch is deleted by hand."""
     return _delete_foreign(stage, name)
 
 
@@ -237,7 +237,7 @@ async def service_killed(stage: Stage, *, down: Seconds = 1.0) -> str:
 
 @action(speeds=ONLY_VIRTUAL)
 async def service_dies(stage: Stage, *, point: Ordinal) -> str:
-    """The service is killed at one of its next writes to the records or calls to a switch; 1: the next."""
+    """The service is killed at one of its next writes to the records or calls to a switch (1: the next)."""
     stage.site.kill_at(point)
     return f"the service will end at its write or call number {point} from here"
 

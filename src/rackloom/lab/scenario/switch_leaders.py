@@ -17,7 +17,7 @@ ENDPOINT_PATH = "nvlink-nmxc-endpoint"
 
 @action(needs="nmx-c")
 async def switch_leader_moves(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
-    """The controller on another switch tray of a rack leads, at its own address; the old one is silent."""
+    """The controller on another switch tray of a rack leads, at its own address. The old one is silent."""
     switch = stage.truth.rack(rack)
     before = switch.url
     await switch.move()
@@ -30,7 +30,7 @@ async def switch_leader_moves(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
 
 @action(needs="nmx-c")
 async def switch_old_leader_returns(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
-    """The controller that led a rack before its leader moved leads where it did again, with what it knew."""
+    """The former leader of a rack leads again at its old address, with the state that it remembers."""
     moved = rack in stage.damage.succeeded
     require(moved, f"the leader of {rack} did not move: write a switch-leader-moves step before")
     url = await stage.truth.rack(rack).old_leader_returns()
@@ -46,7 +46,7 @@ async def switch_old_leader_yields(stage: Stage, *, rack: Rack = FIRST_RACK) -> 
 
 @action(needs="nmx-c")
 async def switch_standby_registered(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
-    """An operator registers who would lead a rack next, too; before it leads it lists no GPU."""
+    """An operator also registers the next leader of a rack. Before it leads it lists no GPU."""
     url = await stage.truth.rack(rack).stand_by()
     # It is the controller of a switch tray, which has its own serial.
     serial = f"{stage.truth.serials[stage.truth.number(rack)][0]}-standby"
@@ -60,7 +60,7 @@ async def switch_standby_registered(stage: Stage, *, rack: Rack = FIRST_RACK) ->
 
 @action(needs="nmx-c")
 async def switch_leader_registered(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
-    """An operator tells the site at which address the leader of a rack answers now."""
+    """An operator registers the present address of the leader of a rack."""
     url = stage.truth.rack(rack).url
     await _register(stage, rack)
     return f"the leader of {rack} is registered at {url}"

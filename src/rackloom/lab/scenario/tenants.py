@@ -29,7 +29,7 @@ async def make_logical_partition(stage: Stage, *, name: NewLogicalPartition, ten
 async def make_vpc(
     stage: Stage, *, name: NewVpc, logical_partition: LogicalPartition = "", tenant: str = "red"
 ) -> str:
-    """A tenant makes a VPC, whose instances join `logical-partition`; without it, `set-interfaces` says."""
+    """A tenant makes a VPC. Its instances join `logical-partition`, or else those of `set-interfaces`."""
     rest = stage.rest
     body = {
         "name": name,
@@ -44,7 +44,7 @@ async def make_vpc(
 async def make_instances(
     stage: Stage, *, group: NewGroup, vpc: Vpc, count: TrayCount = 1, tenant: str = "red"
 ) -> str:
-    """A tenant asks for a batch of whole trays, all or none; `group` names them from then on."""
+    """A tenant requests a batch of whole trays, all or none. `group` names them from then on."""
     rest = stage.rest
     body: Json = {
         "vpcId": rest.vpcs[vpc].id,
@@ -68,7 +68,7 @@ async def make_instances(
 async def set_interfaces(
     stage: Stage, *, instance: Instance, logical_partitions: LogicalPartitionByGpu
 ) -> str:
-    """A tenant puts each GPU of one instance into a logical partition; an empty name: into none."""
+    """A tenant puts each GPU of one instance into a logical partition, or into none if the name is empty."""
     made = stage.rest.instance(instance)
     interfaces = [
         {"deviceInstance": device, "nvLinkLogicalPartitionId": stage.rest.partitions[name].id}
