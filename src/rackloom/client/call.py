@@ -86,7 +86,7 @@ def _fill_path(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
 
 WIRE_NAMES = {"is_nv_link_partition_enabled": "isNVLinkPartitionEnabled", "user_id": "userID"}
-"""The parameters that the service does not name in camel case."""
+"""Parameters whose names in the service are not their Python names in camel case."""
 
 
 def wire_name(name: str) -> str:
