@@ -1,16 +1,17 @@
 """A typed client of the REST service, synchronous and asynchronous.
 
 `operations` has a function for each operation that a tenant or a provider needs. It makes the request as a
-value (`call`), which a client sends (`clients`). Their answers and bodies are the classes of `models`. Both
-files are generated from the document that the service serves. `exchange` holds the rules of retries,
-`errors` what went wrong, by what to do.
+value (`call`), which a client sends (`clients`). The bodies of requests and answers are the classes of
+`models`. Both files are generated from the OpenAPI document of the service. `exchange` holds the rules of
+retries. `errors` has an exception for each thing that the caller can do about an error.
 
     with Client(Connection(url="https://site.example", org="acme", token=Path("token"))) as client:
         vpc = client.call(operations.create_vpc(models.VpcCreate(name="training", site_id=site)))
         for instance in client.items(operations.get_all_instance(vpc_id=vpc.id)):
             print(instance.name, instance.status)
 
-It needs nothing of the service: of Rackloom it imports `rackloom.errors` alone.
+It does not depend on the service. Of Rackloom it imports only `errors`, `runtime.foreign_text` and two small
+modules of `serving`.
 """
 
 from importlib import import_module
@@ -43,7 +44,7 @@ _MODULES = ("call", "connection", "errors", "exchange", "events", "pages", "clie
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import the module of a name when it is first used: to import httpx2 takes longer than a command."""
+        """Import the module of a name at its first use: importing httpx2 takes longer than a command."""
         if name in ("models", "operations"):
             return import_module(f"{__name__}.{name}")
         for module in _MODULES if name.isalpha() else ():

@@ -1,11 +1,10 @@
-"""A request as a value: what `operations` makes and a client sends.
+"""A request as a value, which `operations` makes and a client sends.
 
-`Call[T]` is one request and the type of its answer. `PagedCall[T]` is a list that the service gives in pages;
-`T` is an item. Neither does anything by itself, so that the synchronous and the asynchronous client share
-them.
+`Call[T]` is one request and the type of its answer. `PagedCall[T]` is a list of `T` that the service returns
+in pages. Neither sends anything, so the synchronous and the asynchronous client share them.
 
-`Model` is the base of all objects of the service (`models`). A field that is None and need not be given is
-not sent: to the service null and a missing field mean the same.
+`Model` is the base of all objects of the service (`models`). An optional field that is None is not sent: to
+the service null and a missing field mean the same.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +16,9 @@ import msgspec
 
 T = TypeVar("T")
 Many: TypeAlias = T | Sequence[T]
-"""A parameter that may be given several values: any of them."""
+"""A parameter with one value or several, any of which may match."""
 QueryPairs = tuple[tuple[str, str | int | float | bool | None], ...]
-"""As httpx2 takes them; the values are texts."""
+"""The type that httpx2 takes. The values are texts."""
 QueryValue = str | int | datetime | Sequence[str | int] | None
 
 
@@ -28,20 +27,20 @@ class Model(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, renam
 
 
 class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """One request; its answer is a `T`."""
+    """One request, with an answer of type `T`."""
 
     operation: str
-    """As the description of the service names it (`operationId`)."""
+    """The name in the description of the service (`operationId`)."""
     method: str
     path: str
-    """Below the organisation, without a slash before it."""
+    """Relative to the organisation, without a leading slash."""
     answer: type[T]
     query: Mapping[str, QueryValue] = {}
     body: Model | None = None
 
 
 class PagedCall(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A list that is read in pages; each item is a `T`."""
+    """A list of `T` that is read in pages."""
 
     operation: str
     path: str
@@ -49,7 +48,7 @@ class PagedCall(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     query: Mapping[str, QueryValue] = {}
 
     def page(self, query: Mapping[str, QueryValue]) -> Call[list[T]]:
-        """The request of one page; `query` says which."""
+        """The request of one page, which `query` selects."""
         return Call(
             operation=self.operation,
             method="GET",
@@ -60,11 +59,11 @@ class PagedCall(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def make_call(request: str, answer: type[T], given: Mapping[str, Any] = {}) -> Call[T]:
-    """The call of a function of `operations`; `given` are its arguments by name.
+    """The call of a function of `operations`, with its arguments by name in `given`.
 
     `request` has the operation, the method and the path: `get-site GET site/{site_id}`. `{name}` in the path
-    is an id. `body` is the body, and every other argument is a parameter of the query. Raises ValueError as
-    `path_of`.
+    is an id. `body` is the body, and every other argument is a parameter of the query. Raises ValueError if
+    `path_of` does.
     """
     operation, method, path = request.split()
     filled, query = _fill_path(path, given)
@@ -73,21 +72,21 @@ def make_call(request: str, answer: type[T], given: Mapping[str, Any] = {}) -> C
 
 
 def make_paged_call(request: str, item: type[T], given: Mapping[str, Any] = {}) -> PagedCall[T]:
-    """The call of a function whose answer is a list in pages, as `make_call`; its method is GET."""
+    """As `make_call`, for a function that returns a list in pages. Its method is GET."""
     operation, _, path = request.split()
     filled, query = _fill_path(path, given)
     return PagedCall(operation=operation, path=filled, item=item, query=query)
 
 
 def _fill_path(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The path with its ids, and the arguments that are no ids, by their names in the service."""
+    """The path with its ids, and the other arguments by their names in the service."""
     others = dict(given)
     parts = [others.pop(part[1:-1]) if part.startswith("{") else part for part in path.split("/")]
     return path_of(*parts), {wire_name(name): value for name, value in others.items()}
 
 
 WIRE_NAMES = {"is_nv_link_partition_enabled": "isNVLinkPartitionEnabled", "user_id": "userID"}
-"""Parameters whose names in the service are not those in Python in camel case."""
+"""Parameters whose names in the service are not their Python names in camel case."""
 
 
 def wire_name(name: str) -> str:
@@ -97,7 +96,7 @@ def wire_name(name: str) -> str:
 
 
 def path_of(*parts: str) -> str:
-    """A path of constant words and ids. Raises ValueError for an id that would change which path it is."""
+    """A path of constant words and ids. Raises ValueError if an id would turn it into another path."""
     for part in parts:
         if part in ("", ".", ".."):
             raise ValueError(f"{part!r} cannot be an id")
@@ -107,7 +106,7 @@ def path_of(*parts: str) -> str:
 def query_pairs(query: Mapping[str, QueryValue]) -> QueryPairs:
     """The parameters as they are sent: a list repeats its name, and None is left out.
 
-    Raises ValueError for a time without a zone.
+    Raises ValueError if a time has no zone.
     """
     return tuple((name, _text(name, value)) for name, given in query.items() for value in _values(given))
 

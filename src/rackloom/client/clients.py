@@ -1,8 +1,8 @@
-"""The synchronous and the asynchronous client: they send what `Exchange` says, and wait.
+"""The synchronous and the asynchronous client. They send the requests that `Exchange` yields, and wait.
 
-Both are used as context managers and may be shared by threads (`Client`) or tasks (`AsyncClient`). Cancelling
-a task cancels its request or its pause and leaves the client usable. Redirects are not followed: a token goes
-to the address that was given and nowhere else.
+Both are context managers, and threads (`Client`) or tasks (`AsyncClient`) may share them. Cancelling a task
+cancels its request or its pause and leaves the client usable. The clients follow no redirects: a token goes
+only to the address of the connection.
 """
 
 import random
@@ -32,14 +32,14 @@ from rackloom.serving.request_log import asked
 
 T = TypeVar("T")
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
-"""Seconds; the service answers within a few, or with 503."""
+"""Seconds. The service answers within a few, or with 503."""
 STREAM_TIMEOUT = httpx2.Timeout(30.0, connect=10.0, read=60.0)
-"""The service sends a sign of life every 15 seconds."""
+"""The service sends a keep-alive every 15 seconds."""
 REAL = Times(time.monotonic, random.random, time.time)
 
 
 async def _async_sleep(seconds: float) -> None:
-    """Sleep. A program without asyncio is spared its import."""
+    """Sleep. A program without asyncio does not import it."""
     import asyncio
 
     await asyncio.sleep(seconds)
@@ -67,7 +67,7 @@ def _stream_headers(exchange: Exchange, position: str | None) -> Mapping[str, st
 
 
 class _Reconnecting:
-    """How long an event stream waits before it is opened again."""
+    """The pauses of an event stream before it is opened again."""
 
     def __init__(self, exchange: Exchange, position: str | None) -> None:
         self.position = position
@@ -79,7 +79,7 @@ class _Reconnecting:
         self._failures = 0
 
     def pause(self, error: Exception | None) -> float:
-        """Seconds; raises the error of a stream that broke too often, or that will not come back."""
+        """Seconds. Raises the error of a stream that broke too often, or that will not come back."""
         if isinstance(error, httpx2.RequestError):
             error = NotDecided(
                 f"no events: {transport_text(error)}", after=self._exchange.policy.longest_delay
@@ -96,7 +96,7 @@ class _Reconnecting:
 class Client:
     """Calls a service and waits for its answers.
 
-    `transport` replaces the network, for tests; `sleep`, `times` are the clock and chance of the retries.
+    `transport` replaces the network in tests. The retries use `sleep` and `times` for time and randomness.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Client:
         self._sleep = sleep
 
     def call(self, call: Call[T], *, safe: bool = False) -> T:
-        """The answer of one operation. `safe`: repeat it although it is a change and its answer was lost.
+        """The answer of one operation. `safe` repeats a change if its answer was lost.
 
         Raises an error of `rackloom.client.errors`.
         """
@@ -135,12 +135,12 @@ class Client:
                 step = steps.send(self._answered(step))
 
     def items(self, call: PagedCall[T], *, size: int = LARGEST_PAGE) -> Iterator[T]:
-        """Everything in a list, read page by page."""
+        """All items of a list, read page by page."""
         for page in self.pages(call, size=size):
             yield from page.items
 
     def events(self, *, after: str | None = None) -> Iterator[Event]:
-        """The tenant's events behind the position `after`; without it, those from now on. It has no end."""
+        """The tenant's events after the position `after`, or from now on if it is None, without an end."""
         state = _Reconnecting(self._exchange, after)
         while True:
             broken: Exception | None = None
@@ -197,7 +197,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio; `sleep` is a coroutine."""
+    """`Client` for asyncio. `sleep` is a coroutine function."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class AsyncClient:
         self._sleep = sleep
 
     async def call(self, call: Call[T], *, safe: bool = False) -> T:
-        """The answer of one operation. `safe`: repeat it although it is a change and its answer was lost.
+        """The answer of one operation. `safe` repeats a change if its answer was lost.
 
         Raises an error of `rackloom.client.errors`.
         """
@@ -235,13 +235,13 @@ class AsyncClient:
                 step = steps.send(await self._answered(step))
 
     async def items(self, call: PagedCall[T], *, size: int = LARGEST_PAGE) -> AsyncIterator[T]:
-        """Everything in a list, read page by page."""
+        """All items of a list, read page by page."""
         async for page in self.pages(call, size=size):
             for item in page.items:
                 yield item
 
     async def events(self, *, after: str | None = None) -> AsyncIterator[Event]:
-        """The tenant's events behind the position `after`; without it, those from now on. It has no end."""
+        """The tenant's events after the position `after`, or from now on if it is None, without an end."""
         state = _Reconnecting(self._exchange, after)
         while True:
             broken: Exception | None = None

@@ -1,8 +1,8 @@
 """The address of a service, the organisation, and the token.
 
-A token is a text, a file, or a function. File and function are asked before every request, so that a token
-which is renewed outside takes effect at once; the file may be a mounted secret. No token is part of a `repr`,
-a log line or a URL, and none goes over a connection without TLS, except to this host.
+A token is a text, a file, or a function. The file is read, or the function called, before every request. So
+a renewed token takes effect at once, and the file may be a mounted secret. No token is part of a `repr`, a
+log line or a URL, and none goes over a connection without TLS, except to this host.
 """
 
 import ssl
@@ -20,21 +20,21 @@ TenantPath = "/v2/org/{}/nico/"
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """A service, and who asks it."""
+    """The address of a service, and the credentials of its caller."""
 
     url: str
-    """Such as `https://site.example`; paths and queries are no part of it."""
+    """For example `https://site.example`, without path and query."""
     org: str
     token: Token
     ca: Path | ssl.SSLContext | None = None
-    """The authority that signed the certificate of the service, as PEM; or a whole TLS context, such as one
-    with a client certificate. None: those that this system trusts."""
+    """The authority that signed the certificate of the service, as PEM, or a whole TLS context, for example
+    with a client certificate. None means the authorities that this system trusts."""
 
     def __repr__(self) -> str:
         return f"Connection(url={self.url!r}, org={self.org!r})"
 
     def base_url(self) -> str:
-        """The URL below which the operations are. Raises Refused for one that cannot be used."""
+        """The base URL of the operations. Raises Refused if it cannot be used."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             raise Refused(
@@ -56,7 +56,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         return not is_this_host(urlsplit(self.url).hostname or "")
 
     def authorization(self) -> str:
-        """The value of the header. Raises Refused for a token that cannot be read or sent."""
+        """The value of the header. Raises Refused if the token cannot be read or sent."""
         token = self._read().strip()
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise Refused(
@@ -65,7 +65,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         return f"Bearer {token}"
 
     def tls(self) -> ssl.SSLContext | bool:
-        """The TLS settings. Raises Refused for an authority that cannot be read."""
+        """The TLS settings. Raises Refused if the authority cannot be read."""
         if self.ca is None:
             return True
         if isinstance(self.ca, ssl.SSLContext):

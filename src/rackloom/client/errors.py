@@ -1,14 +1,14 @@
-"""The errors of the client, named by what the caller should do; each carries the message of the service.
+"""The errors of the client, one for each action of the caller. Each carries the message of the service.
 
-They are `Refused`, `Retry` and `Unknown` of `rackloom.errors`, so that a caller need not know which part of
-Rackloom said so:
+They derive from `Refused`, `Retry` and `Unknown` of `rackloom.errors`, so a caller need not know which part
+of Rackloom raised them:
 
-- `RequestRefused`: the request will not be carried out as made. `SignIn` (401): get a new token;
-  `NotPermitted` (403): ask for the role; `Missing` (404): it is not there; `Conflict` (409): read it again,
-  then decide.
-- `NotDecided`: nothing was carried out, and the retries of the client are used up; try again after `after` s.
-- `OutcomeUnknown`: the answer to a change was lost. Read the object before the change is repeated.
-- `NotUnderstood`: what answered is no service of this version, or it has a defect.
+- `RequestRefused`: the service will not carry out this request. `SignIn` (401): get a new token.
+  `NotPermitted` (403): get the role. `Missing` (404): there is no such object. `Conflict` (409): read the
+  objects again, then decide.
+- `NotDecided`: nothing was carried out, and the client has used up its retries. Try again after `after` s.
+- `OutcomeUnknown`: the answer to a change was lost. Read the object before you repeat the change.
+- `NotUnderstood`: the server is not a service of this version, or it has a defect.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from rackloom.errors import Refused, Retry, Unknown
 
 
 class RequestRefused(Refused):
-    """The service refused the request: correct it. `data` names fields, or the object in the way."""
+    """The service refused the request: correct it. `data` names fields, or the object that conflicts."""
 
     fix: ClassVar[str | None] = None
-    """What helps where the service names no fix."""
+    """The remedy if the service names none."""
 
     def __init__(self, message: str, *, status: int, data: Mapping[str, Any]) -> None:
         fix = data.get("nearestFix")
@@ -38,7 +38,7 @@ class SignIn(RequestRefused):
 
 
 class NotPermitted(RequestRefused):
-    """403: the caller may not do this. Ask for the role, or for a larger allocation."""
+    """403: the caller may not do this. Get the role, or a larger allocation."""
 
 
 class Missing(RequestRefused):
@@ -46,7 +46,7 @@ class Missing(RequestRefused):
 
 
 class Conflict(RequestRefused):
-    """409: the state of the site is against it. Read the objects again, then decide."""
+    """409: the request conflicts with the state of the site. Read the objects again, then decide."""
 
 
 class NotDecided(Retry):
@@ -59,11 +59,11 @@ class NotDecided(Retry):
 
 
 class OutcomeUnknown(Unknown):
-    """A change was sent at `since`, and its answer was lost. Read the object before it is sent again."""
+    """A change was sent at `since`, and its answer was lost. Read the object before you send it again."""
 
 
 class NotUnderstood(Refused):
-    """The answer is none of those that the service describes."""
+    """The answer is not one that the service describes."""
 
     def __init__(self, message: str, *, status: int | None = None, fix: str | None = None) -> None:
         super().__init__(message, nearest_fix=fix)
@@ -80,6 +80,6 @@ def refusal(status: int, message: str, data: Mapping[str, Any]) -> RequestRefuse
 
 
 def _with_fields(message: str, data: Mapping[str, Any]) -> str:
-    """The message, and what the service says of each field; ids and fixes are no texts about a field."""
+    """The message with the text for each field. `id` and `nearestFix` in the data are not fields."""
     fields = [f"{name}: {text}" for name, text in data.items() if name not in ("id", "nearestFix")]
     return f"{message} ({'; '.join(fields)})" if fields else message

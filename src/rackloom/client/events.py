@@ -1,7 +1,7 @@
 """The changes of a tenant's objects, as they happen.
 
-A stream that ends or breaks is opened again where it was, so that nothing is missed. It ends for good after
-the attempts of the client's policy without an event between; a token that has ended is an error at once.
+A stream that ends or breaks is opened again at the same position, so that no event is missed. It ends for
+good if the attempts of the client's policy bring no event. An expired token is an error at once.
 """
 
 from typing import Literal
@@ -18,15 +18,15 @@ RESET = "reset"
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A change of an object; or, with the kind `reset`, that some were missed: list the objects again."""
+    """A change of an object. The kind `reset` means that changes were missed: list the objects again."""
 
     position: str
-    """To be given as `after`, to go on behind this event."""
+    """Pass it as `after` to continue after this event."""
     kind: Literal["reset"] | str
     message: str
     id: str | None = None
     status: str | None = None
-    """`Deleted` at the end."""
+    """`Deleted` once the object is gone."""
     created: str | None = None
 
 
@@ -38,7 +38,7 @@ class _Data(msgspec.Struct):
 
 
 def event_of(sent: httpx2.ServerSentEvent) -> Event | None:
-    """The event, or None for a sign of life. Raises NotUnderstood for one of another service."""
+    """The event, or None for a keep-alive. Raises NotUnderstood if it has another form."""
     if not sent.data:
         return None
     try:

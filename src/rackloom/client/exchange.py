@@ -1,18 +1,19 @@
-"""What happens between a call and its answer: attempts, pauses and errors, without sending anything.
+"""The steps between a call and its answer: attempts, pauses and errors, without sending anything.
 
-`Exchange.steps` is a generator. It yields a `Send` and is given what came of it, or yields a `Pause`; its
-return value is the answer. So the rules stand once, for the synchronous and the asynchronous client.
+`Exchange.steps` is a generator. It yields a `Send` and receives the outcome, or yields a `Pause`. Its return
+value is the answer. So the synchronous and the asynchronous client share one set of rules.
 
-What is repeated:
+The client repeats:
 
-- every request that was not carried out: nobody listened, or 429, which the service answers before it looks;
-- one that may be repeated (`GET`, `DELETE`, and what the caller declares safe) also when its answer was lost,
-  and after 502, 503 and 504. A 503 says that nothing was decided, except that it may fail "during a commit";
-  so a change is not repeated by itself.
+- every request that was not carried out: the connection failed, or the service answered 429, which it does
+  before it handles the request.
+- a request that may be repeated (`GET`, `DELETE`, and calls that the caller declares safe), also if its
+  answer was lost, and after 502, 503 and 504. A 503 means that nothing was decided, unless the service failed
+  "during a commit". So the client does not repeat other changes after a 503.
 
-`Retry-After` is obeyed. Without it the pause doubles from `first_delay` to `longest_delay`, and half of it is
-random, so that clients do not come back together. Both `attempts` and `seconds` bound it: a pause that would
-end later than that is not begun, and the error says how long the service wants to be left alone.
+The client obeys `Retry-After`. Without it the pause doubles from `first_delay` to `longest_delay`, and half
+of it is random, so that clients do not come back together. Both `attempts` and `seconds` limit the retries: a
+pause that would end later is not begun, and the error has the wait that the service wants.
 """
 
 from collections.abc import Callable, Generator
@@ -33,11 +34,11 @@ NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, http
 REPEATABLE_METHODS = frozenset({"GET", "DELETE"})
 BUSY = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 LONGEST_MESSAGE = 300
-"""Characters of an answer that is not the service's."""
+"""Characters of an answer that another server wrote."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how long a request is tried; `attempts=1` never repeats."""
+    """How often and how long a request is tried. `attempts=1` never repeats."""
 
     attempts: int = 5
     seconds: float = 60.0
@@ -46,7 +47,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     longest_delay: float = 10.0
 
     def delay(self, attempt: int, random: float) -> float:
-        """Seconds after the attempt with this number, from 1; `random` is from 0 to 1."""
+        """The pause in seconds after this attempt (the first is 1). `random` is from 0 to 1."""
         whole: float = min(self.longest_delay, self.first_delay * 2 ** (attempt - 1))
         return whole / 2 + whole / 2 * random
 
@@ -62,7 +63,7 @@ class Send(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Wait so long."""
+    """Wait for this time."""
 
     seconds: float
 
@@ -75,7 +76,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class Answered(NamedTuple, Generic[T]):
-    """A success, and the headers that it came with."""
+    """The value of a successful answer, and its headers."""
 
     value: T
     headers: httpx2.Headers
@@ -86,7 +87,7 @@ Steps = Generator[Send | Pause, Outcome | None, Answered[T]]
 
 
 class Times(NamedTuple):
-    """Where time and chance come from."""
+    """The sources of time and of random numbers."""
 
     monotonic: Callable[[], float]
     """Seconds."""
@@ -104,9 +105,9 @@ class Exchange(msgspec.Struct, frozen=True):
     times: Times
 
     def steps(self, call: Call[T], *, safe: bool = False) -> Steps[T]:
-        """The attempts of a call; `safe`: it may be repeated although it is a change.
+        """The attempts of a call. `safe` allows repeating it although it is a change.
 
-        Raises the errors of `rackloom.client.errors`, and ValueError for a query that cannot be sent.
+        Raises the errors of `rackloom.client.errors`, and ValueError if the query cannot be sent.
         """
         query = query_pairs(call.query)
         content = None if call.body is None else msgspec.json.encode(call.body)
@@ -127,7 +128,7 @@ class Exchange(msgspec.Struct, frozen=True):
             yield Pause(pause)
 
     def require_stream(self, answer: httpx2.Response) -> None:
-        """Raise the error that the beginning of an event stream stands for."""
+        """Raise the error of an answer that does not start an event stream."""
         if may_pass(answer):
             raise not_decided(answer, self.policy)
         require_success(answer)
@@ -137,7 +138,7 @@ class Exchange(msgspec.Struct, frozen=True):
         return headers | ({} if content is None else {"Content-Type": "application/json"})
 
     def _pause(self, outcome: Outcome, attempt: int, until: float) -> float | None:
-        """Seconds until the next attempt, or None if there is none."""
+        """Seconds until the next attempt, or None if this was the last."""
         if attempt >= self.policy.attempts:
             return None
         wanted = retry_after(outcome)
@@ -169,13 +170,13 @@ def _undone(outcome: Outcome) -> bool:
 
 
 def not_decided(answer: httpx2.Response, policy: RetryPolicy) -> NotDecided:
-    """The error of an answer that says that the same request may succeed later."""
+    """The error of an answer after which the same request may succeed later."""
     after = retry_after(answer) or policy.longest_delay
     return NotDecided(problem_text(answer), after=after, status=answer.status_code)
 
 
 def retry_after(outcome: Outcome) -> float | None:
-    """Seconds of `Retry-After`, or None without it."""
+    """The seconds of `Retry-After`, or None if it is missing."""
     text = outcome.headers.get("Retry-After", "") if isinstance(outcome, httpx2.Response) else ""
     return float(text) if text.isascii() and text.isdigit() else None
 
@@ -186,7 +187,7 @@ def transport_text(error: httpx2.RequestError) -> str:
 
 
 def decoded(call: Call[T], answer: httpx2.Response) -> Answered[T]:
-    """The answer as a value. Raises the error that it stands for."""
+    """The answer as a value. Raises the error of an answer that is not a success."""
     require_success(answer)
     try:
         return Answered(decode_json(answer.content, call.operation, call.answer), answer.headers)
@@ -199,7 +200,7 @@ def decoded(call: Call[T], answer: httpx2.Response) -> Answered[T]:
 
 
 def require_success(answer: httpx2.Response) -> None:
-    """Raise the error that an answer stands for, unless it is a success."""
+    """Raise the error of an answer that is not a success."""
     status = answer.status_code
     if status < HTTPStatus.MULTIPLE_CHOICES:
         return
@@ -213,11 +214,11 @@ def require_success(answer: httpx2.Response) -> None:
 
 
 _OF_PROXIES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-"""What a proxy before the service may answer in its own words; other such answers are of something else."""
+"""Statuses that a proxy may send with its own text. With another status, such an answer is NotUnderstood."""
 
 
 def problem_text(answer: httpx2.Response) -> str:
-    """The text of an error. If the service did not write it: its status and the beginning of its text."""
+    """The message of the service. If another server wrote it, the status and the start of the text."""
     problem = _own_problem(answer)
     return _foreign_text(answer) if problem is None else problem.message
 

@@ -1,9 +1,9 @@
-"""Lists that the service gives in pages, and where the next page begins.
+"""Lists that the service returns in pages, and the start of the next page.
 
-`X-Pagination` says how many items there are. A page of the audit log covers only part of it; then
-`X-Audit-Continue` holds the parameter with which the list goes on. Objects that are made or deleted between
-two pages may be missed or appear twice, as in every list with page numbers; `order_by` a name or time that
-does not change helps.
+`X-Pagination` has the number of items. If the pages cover only part of the audit log, `X-Audit-Continue` has
+the parameter that continues the list. As in every list with page numbers, an object that is created or
+deleted between two pages may be missed or appear twice. An `order_by` of a name or time that does not change
+helps.
 """
 
 from collections.abc import Generator, Mapping
@@ -38,9 +38,9 @@ class _Position(msgspec.Struct, frozen=True):
 def page_steps(
     call: PagedCall[T], size: int = LARGEST_PAGE
 ) -> Generator[Call[list[T]] | Page[T], Answered[list[T]] | None, None]:
-    """Yields the request of a page, is given its answer, and yields the page; and so on.
+    """Yields the request of each page, receives its answer, and yields the page.
 
-    Raises ValueError for a page that is empty or larger than the service makes.
+    Raises ValueError if `size` is not from 1 to `LARGEST_PAGE`.
     """
     if not 1 <= size <= LARGEST_PAGE:
         raise ValueError(f"a page has 1 to {LARGEST_PAGE} items, not {size}")

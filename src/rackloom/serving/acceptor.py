@@ -1,20 +1,20 @@
-"""Accepts connections within limits, before any of them has said who it is.
+"""Accepts connections within limits, before any client has authenticated.
 
-`Acceptor` accepts what a listening socket offers, performs the TLS handshake in limited time, and hands each
-connection to a protocol. A connection has a share of the limit from the moment of `accept`. `FairShare`
-shares a limit between the addresses of clients. While there is enough, every request is granted. Then the
-oldest idle share of the address that holds most is evicted for an address that holds less (longest queue
-drop: Suter, Lakshman, Stiliadis, Choudhury, INFOCOM 1998). `address_key` names the owner: an IPv6 client
-counts as its /64 network, because one host may use all addresses of it. If no share is left:
+`Acceptor` accepts the connections of a listening socket, performs the TLS handshake in limited time, and
+hands each connection to a protocol. A connection has a share of the limit from the moment of `accept`.
+`FairShare` shares a limit between the addresses of clients. While there is enough, every request is granted.
+Then the oldest idle share of the address that holds most is evicted for an address that holds less (longest
+queue drop: Suter, Lakshman, Stiliadis, Choudhury, INFOCOM 1998). `address_key` names the owner: an IPv6
+client counts as its /64 network, because one host may use all its addresses. If no share is left:
 
-1. Some other address holds more: its oldest idle connection is closed.
-2. The client's own address has all that one address may have: the oldest connection of that address is
-   closed if it has been idle for `SPARED_SECONDS`. So silent connections do not lock out a client that
-   comes from the same address, and a flood of new ones costs no more handshakes than that.
+1. If another address holds more, its oldest idle connection is closed.
+2. If the client's address has reached the limit of one address, the oldest connection of that address is
+   closed if it has been idle for `SPARED_SECONDS`. So silent connections do not lock out a client at the
+   same address, and a flood of new connections gets only as many handshakes as this rule allows.
 3. Otherwise the new connection is refused.
 
-A connection is idle until its protocol says that it is needed; a protocol does so for a request that has
-arrived completely. Refused and closed connections get a reset, so that the kernel keeps no state of them.
+A connection is idle until its protocol marks it as needed, which it does once a request has arrived
+completely. Refused and closed connections get a reset, so that the kernel keeps no state of them.
 
 CPU time spent on accepting and closing connections is not limited.
 """
@@ -33,9 +33,9 @@ from contextlib import suppress
 from rackloom.serving.limits import ConnectionLimits
 
 SPARED_SECONDS = 1.0
-"""A connection is not closed for a new one of its own address before it has been idle for so long."""
+"""The least idle time after which a connection is closed for a new one from its address."""
 _ACCEPT_BATCH = 16
-"""Connections that are accepted at once, before the event loop serves others again."""
+"""Connections that are accepted in a row, before the event loop serves others again."""
 _BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
 _ACCEPT_RETRY_SECONDS = 0.5
@@ -45,22 +45,22 @@ _LINGER_RESET = struct.pack("ii", 1, 0)
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 END_REASONS = ("full", "evicted", "handshake", "head", "body", "answer", "unread")
-"""Why a connection was refused or closed; the last ones are what a protocol waited for too long."""
+"""Why a connection was refused or closed. From `handshake` on, the reason is a wait that took too long."""
 ConnectionEnded = Callable[[str], None]
 """Called with the reason."""
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 takes a free one, and `::` is every address, IPv4 as well.
+    """A listening TCP socket. Port 0 takes a free port, and `::` is every address, also of IPv4.
 
-    Raises OSError, or OverflowError for no port.
+    Raises OSError, or OverflowError if the port is not valid.
     """
     if host == "::" and not socket.has_dualstack_ipv6():
-        host = "0.0.0.0"  # noqa: S104 (all addresses were asked for, and there is no IPv6)
+        host = "0.0.0.0"  # noqa: S104 (all addresses were requested, and there is no IPv6)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
-    # Connections inherit it. asyncio sets it only on sockets that name their protocol (uvloop on all), and
-    # without it an answer of two writes waits 40 ms for a delayed acknowledgement.
+    # Connections inherit this option. asyncio sets it only on sockets that name their protocol (uvloop on
+    # all), and without it an answer of two writes waits 40 ms for a delayed acknowledgement.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 
@@ -82,13 +82,13 @@ class HeldShare:
         self.amount = amount
         self.evict = evict
         self.is_needed = False
-        """Whether it is busy, and must not be evicted."""
+        """Whether the connection is busy, and must not be evicted."""
         self.idle_since = 0.0
-        """By the clock of whoever took it."""
+        """By the clock of the holder."""
         self._of = of
 
     def release(self) -> None:
-        """Release it; a second call changes nothing."""
+        """Release it. A second call changes nothing."""
         self._of.give_back(self)
 
     def renew(self) -> None:
@@ -97,9 +97,9 @@ class HeldShare:
 
 
 class FairShare:
-    """See the module. Invariant: an address that asks for an equal part, or less, gets it.
+    """See the module. Invariant: an address that requests an equal part, or less, gets it.
 
-    `most` is the limit of one address, even while no other asks.
+    `most` is the limit of one address, even while the rest is free.
     """
 
     def __init__(self, total: int, most: int) -> None:
@@ -108,10 +108,10 @@ class FairShare:
         self._held: dict[str, int] = defaultdict(int)
         self._shares: dict[str, OrderedDict[HeldShare, None]] = defaultdict(OrderedDict)
         self.held = 0
-        """By all together."""
+        """The total of all owners."""
 
     def take(self, owner: str, amount: int, evict: Callable[[], None]) -> HeldShare | None:
-        """A share of `amount`, or None if its owner has its part already. An eviction calls `evict`."""
+        """A share of `amount`, or None if its owner already has its part. An eviction calls `evict`."""
         if amount > self._total or self._held.get(owner, 0) + amount > self._most:
             return None
         while self.held + amount > self._total:
@@ -127,7 +127,7 @@ class FairShare:
         return share
 
     def give_back(self, share: HeldShare) -> None:
-        """Free what the share held."""
+        """Free the amount of the share."""
         owned = self._shares.get(share.owner)
         if owned is None or share not in owned:
             return
@@ -144,11 +144,11 @@ class FairShare:
             owned.move_to_end(share)
 
     def oldest_idle(self, owner: str) -> HeldShare | None:
-        """The share that `owner` would lose first, or None if it has none, or needs all."""
+        """The share that `owner` would lose first, or None if it has none or needs all of them."""
         return next((share for share in self._shares.get(owner, ()) if not share.is_needed), None)
 
     def _victim(self, more_than: int) -> HeldShare | None:
-        """The oldest idle share of the address that holds most, or None if none holds `more_than` so much."""
+        """The oldest idle share of the address that holds most, or None if no address exceeds `more_than`."""
         for owner, amount in sorted(self._held.items(), key=lambda item: -item[1]):
             if amount <= more_than:
                 return None
@@ -159,9 +159,9 @@ class FairShare:
 
 
 def plain_address(host: str) -> str:
-    """The address as every listener writes it: an IPv4 address that is mapped into IPv6 as IPv4.
+    """The address in one form for every listener: an IPv4 address that is mapped into IPv6 becomes IPv4.
 
-    A listener on `::` sees its IPv4 clients like that. A text that is no address is returned as it is.
+    A listener on `::` sees its IPv4 clients as mapped. A text that is not an address is returned unchanged.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -196,7 +196,7 @@ class AcceptedConnection:
         self._clock = clock
 
     def open(self, share: HeldShare, task: "asyncio.Task[None]") -> None:
-        """It has a share, and `task` opens it."""
+        """Note the share of the connection, and the task that opens it."""
         self._share, self._task = share, task
         share.idle_since = self._clock()
 
@@ -206,7 +206,7 @@ class AcceptedConnection:
             self._share.is_needed = True
 
     def rest(self) -> None:
-        """It waits for its client from now on: it may be closed, after the older ones of its address."""
+        """It waits for its client now, so it may be closed, after the older ones of its address."""
         if self._share is not None:
             self._share.is_needed = False
             self._share.idle_since = self._clock()
@@ -225,14 +225,14 @@ class AcceptedConnection:
             self._task.cancel()
 
     def lost(self) -> None:
-        """It is closed. Its parts refer to one another no more, so that its buffers are freed at once."""
+        """It is closed. Its parts no longer refer to one another, so its buffers are freed at once."""
         if self._share is not None:
             self._share.release()
         self._task = self._share = None
 
 
 class Acceptor:
-    """Accepts connections within `limits` from when it is made until it is closed."""
+    """Accepts connections within `limits` from its creation until it is closed."""
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ class Acceptor:
         return True
 
     async def _open(self, connection: socket.socket, accepted: AcceptedConnection) -> None:
-        """Perform the handshake; after it the protocol owns the share."""
+        """Perform the handshake. Then the protocol owns the share."""
         try:
             options: dict[str, float] = {}
             if self._tls is not None:
@@ -321,8 +321,8 @@ class Acceptor:
             )
         except BaseException as error:
             accepted.lost()
-            # The frames of a failed handshake hold one another, and 0.3 MiB of buffers: without this they
-            # would stay until the garbage collector comes by.
+            # The frames of a failed handshake hold one another, and 0.3 MiB of buffers. Without this they
+            # would stay until the garbage collector runs.
             traceback.clear_frames(error.__traceback__)
             if not isinstance(error, OSError):
                 raise

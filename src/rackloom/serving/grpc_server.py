@@ -1,20 +1,19 @@
 """A gRPC server that untrusted clients cannot exhaust.
 
-gRPC's C core limits what a connection may hold: the time of its handshake, the metadata and the size of a
-message, the calls under way, its idle time and its age (`GrpcLimits`). It cannot share connections between
-the addresses of clients. So `GrpcServer` accepts them itself (`serving.acceptor`) and passes their bytes on,
-unread, to gRPC, which listens on a Unix socket in a new directory that only this user may enter. TLS is
-between the client and gRPC: the server still sees the certificate of the client. The address of the client is
-in the name of the Unix socket that speaks for it, which gRPC calls the peer: `client_address` takes it from
-there.
+gRPC's C core limits each connection: the time of its handshake, the metadata and the size of a message, the
+concurrent calls, its idle time and its age (`GrpcLimits`). It cannot share connections between the addresses
+of clients. So `GrpcServer` accepts them (`serving.acceptor`) and relays their bytes to gRPC, which listens on
+a Unix socket in a new directory that only this user may enter. TLS is between the client and gRPC, so the
+server still sees the certificate of the client. The address of the client is in the name of the Unix socket
+of its relay, which gRPC calls the peer. `client_address` reads it from there.
 
-Which connection gives way when there is no room:
+If there is no room, these rules decide which connection gives way:
 
-1. One whose client has shown a certificate is kept while it waits for an answer. gRPC names the connection of
-   a call by its end of the Unix socket (`context.peer`); each has a name of its own. That holds for calls
-   with one request and one answer: a stream may have no end.
-2. The others count as idle while their clients send nothing. The one that is silent for longest gives way
-   first. Without TLS all are like that: everybody can make a call.
+1. A connection is kept while its client waits for an answer, if the client has shown a certificate. gRPC
+   identifies the connection of a call by its end of the Unix socket (`context.peer`), which has a unique
+   name. This rule holds for calls with one request and one answer, because a stream may have no end.
+2. Another connection counts as idle while its client sends nothing. The one that is silent for longest gives
+   way first. Without TLS this rule holds for all connections, because every client can make a call.
 """
 
 import asyncio
@@ -36,17 +35,17 @@ from rackloom.serving.acceptor import AcceptedConnection, Acceptor, ConnectionEn
 from rackloom.serving.limits import GrpcLimits
 
 _CLOSE_SECONDS = 5.0
-"""For what a client has not read yet when gRPC has closed the connection."""
+"""The time that a client has to read the rest after gRPC has closed the connection."""
 _MILLISECONDS = 1000
 _SERVER_NAME = "grpc"
 _LONGEST_BASE = 32
-"""Bytes. The name of a Unix socket has at most 107; the rest is for the names below, with an IPv6 address."""
+"""Bytes. A Unix socket's path has at most 107. The rest is for the names below, with an IPv6 address."""
 
 
 def _private_directory() -> str:
-    """A new directory, mode 0700, in the first place for temporary files that will do.
+    """A new directory, mode 0700, in the first place for temporary files that can have one.
 
-    The file system may be read-only but for the memory that containers share. Raises OSError.
+    The file system may be read-only except for the memory that containers share. Raises OSError.
     """
     places = [os.environ.get("TMPDIR") or "/tmp", "/tmp", "/dev/shm"]  # noqa: S108 (mkdtemp is safe there)
     for place in places:
@@ -57,7 +56,7 @@ def _private_directory() -> str:
 
 
 def grpc_options(limits: GrpcLimits, connections: int) -> Sequence[tuple[str, int]]:
-    """The options of a server that has at most so many connections."""
+    """The options of a server with at most `connections` connections."""
     options = {
         # Two servers never share a port: binding the second one fails.
         "grpc.so_reuseport": 0,
@@ -80,7 +79,7 @@ _NAME_ENDS = "@"
 
 
 def client_address(peer: str) -> str:
-    """The `plain_address` of the client, from what gRPC calls the peer of a call, or empty if unknown."""
+    """The `plain_address` of the client, from the peer of a call in gRPC, or empty if unknown."""
     return plain_address(_own_name(peer).partition(_NAME_ENDS)[2])
 
 
@@ -90,7 +89,7 @@ def _own_name(peer: str) -> str:
 
 
 class GrpcServer:
-    """Serves `handlers` within `limits`, with TLS where there are `credentials`."""
+    """Serves `handlers` within `limits`, with TLS if `credentials` are given."""
 
     def __init__(
         self,
@@ -102,10 +101,10 @@ class GrpcServer:
         self._limits = limits
         self._ended = ended
         self._directory = _private_directory()
-        # Also at the end of the process, for a server that is never stopped.
+        # This also runs at the end of the process, for a server that is never stopped.
         self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._connected = 0
-        # Twice as many: a connection that has just given way may still be open here.
+        # Twice the limit: a connection that has just given way may still be open here.
         self._server = grpc.aio.server(
             options=grpc_options(limits, 2 * limits.connections), interceptors=(_KeptCalls(self._keep),)
         )
@@ -119,13 +118,13 @@ class GrpcServer:
         self._acceptor: Acceptor | None = None
 
     async def start(self, listener: socket.socket) -> None:
-        """Serve what connects to `listener`, which is closed at the end."""
+        """Serve the connections of `listener`, which is closed at the end."""
         await self._server.start()
         self._listener = listener
         self._acceptor = Acceptor(listener, self._limits, self._relay, ended=self._ended)
 
     async def stop(self, grace: float) -> None:
-        """Accept no more, finish the calls under way within `grace` seconds, and close all connections."""
+        """Stop accepting, finish the open calls within `grace` seconds, and close all connections."""
         if self._acceptor is not None and self._listener is not None:
             self._acceptor.close()
             self._listener.close()
@@ -141,7 +140,7 @@ class GrpcServer:
 
     @contextmanager
     def _keep(self, context: Any) -> Iterator[None]:
-        """Keep the connection of a call meanwhile, if its client has shown a certificate."""
+        """Keep the connection of a call while it runs, if its client has shown a certificate."""
         relay = self._relays.get(_own_name(context.peer()))
         if relay is None or not context.peer_identities():
             yield
@@ -177,7 +176,7 @@ class _KeptCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _connect(joined: socket.socket, directory: str, name: str) -> None:
-    """Connect to gRPC by this name, without waiting. Raises OSError, also where too many wait for gRPC."""
+    """Connect to gRPC under this name, without waiting. Raises OSError, also if gRPC's backlog is full."""
     joined.setblocking(False)
     own_name = Path(directory, name)
     joined.bind(str(own_name))
@@ -187,7 +186,7 @@ def _connect(joined: socket.socket, directory: str, name: str) -> None:
 
 
 class _ClientSide(asyncio.Protocol):
-    """The connection of a client, joined to one to gRPC."""
+    """The connection of a client, joined to a connection to gRPC."""
 
     def __init__(
         self, connection: AcceptedConnection, directory: str, name: str, relays: "dict[str, _ClientSide]"
@@ -197,7 +196,7 @@ class _ClientSide(asyncio.Protocol):
         self._name = name
         self._relays = relays
         self._calls = 0
-        """For which the connection is kept."""
+        """The number of calls that keep the connection."""
         self._server_side: _ServerSide | None = None
         self._joining: asyncio.Task[None] | None = None
         self._early = bytearray()
@@ -209,17 +208,17 @@ class _ClientSide(asyncio.Protocol):
         return self._connection.transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Read no more before there is a connection to gRPC."""
-        # uvloop's transports are no subclasses of asyncio's.
+        """Stop reading until there is a connection to gRPC."""
+        # uvloop's transports are not subclasses of asyncio's.
         self._connection.transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         if peer is None:
-            # The client has reset the connection already.
+            # The client has already reset the connection.
             self.abort()
             self._connection.lost()
             return
         address, *_ = peer
-        # Without the scope of a link-local address, which may be long.
+        # Omit the scope of a link-local address, which may be long.
         self._name += f"{_NAME_ENDS}{address.partition('%')[0]}"
         self._relays[self._name] = self
         self.transport.pause_reading()
@@ -281,7 +280,7 @@ class _ClientSide(asyncio.Protocol):
         self._connection.need()
 
     def end_call(self) -> None:
-        """Without a call it may give way to others."""
+        """Let the connection give way to others once it has no call."""
         self._calls -= 1
         if not self._calls:
             self._connection.rest()
@@ -316,6 +315,6 @@ class _ServerSide(asyncio.Protocol):
         self._client.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server has closed the connection: so does this, once the client has read what is left."""
+        """The server has closed the connection. Close the client's once the client has read the rest."""
         self._client.transport.close()
         asyncio.get_running_loop().call_later(_CLOSE_SECONDS, self._client.abort)

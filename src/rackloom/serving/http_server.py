@@ -1,19 +1,18 @@
 """An HTTP/1.1 server that untrusted clients cannot exhaust, and that shares its process with others.
 
 `HttpServer` is uvicorn without signal handling, because several servers run in one process. It sets an
-event when it accepts connections. Everything that a connection can hold has a limit (`HttpLimits`) from the
-moment of `accept`: the number of connections (`serving.acceptor`), the time of the TLS handshake, of the
-head and body of a request, and the size of the head. A deadline runs whenever the server waits for the
-client: also while the client does not read its answer. An answer itself may be a stream without an end.
-HTTP/1.1 pipelining is not supported, and neither are upgrades to other protocols: a request that asks for one
-is answered as if it did not, or refused if it has a body.
+event when it accepts connections. From the moment of `accept`, `HttpLimits` limit the number of connections
+(`serving.acceptor`), the time of the TLS handshake, of the head and body of a request, and the size of the
+head. A deadline runs whenever the server waits for the client, also while the client does not read its
+answer. An answer may be an endless stream. HTTP/1.1 pipelining is not supported, and neither are upgrades to
+other protocols: a request with an upgrade is answered without it, or refused if it has a body.
 
-An application that has sent its answer knows that the kernel has it, but for `PART_BYTES` or three times as
-much over TLS: `send` takes a large body in parts, and waits for the client after each. So who limits the
-requests under way limits the memory of answers that nobody reads.
+When `send` returns, the kernel has the answer, except for `PART_BYTES`, or three times that over TLS. `send`
+takes a large body in parts, and waits for the client after each. So a limit of concurrent requests also
+limits the memory of unread answers.
 
-A connection whose request has arrived completely is not closed for another client, unless it waits for that
-client to read.
+A connection is not closed for another client once its request has arrived completely, unless it waits for
+its own client to read.
 """
 
 import asyncio
@@ -31,16 +30,16 @@ from rackloom.serving.limits import HttpLimits
 
 REFUSAL_SECONDS = 0.05
 """From the refusal of a request to the end of its connection. By then the kernel has the answer, and delivers
-it to a client that has stopped sending; the flood of one that has not is no longer read."""
+it to a client that has stopped sending. From a client that goes on, the server reads no more."""
 PART_BYTES = 64 << 10
-"""Of an answer: so much is passed on at a time, and may wait in a connection when the request is over."""
+"""The part of an answer that is sent at a time, and that may wait in a connection after the request."""
 _SILENT_LOGGER = logging.getLogger("rackloom.serving.http_server.strangers")
 """A line for each bad request would let an attacker fill the log: they are counted instead."""
 _SILENT_LOGGER.setLevel(logging.CRITICAL)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn within `limits` and without signal handling; `answering` is set once it accepts connections."""
+    """uvicorn with `limits` and no signal handling. `answering` is set once it accepts connections."""
 
     def __init__(
         self, config: uvicorn.Config, limits: HttpLimits, ended: ConnectionEnded = lambda _: None
@@ -89,18 +88,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._connection = connection
         self._due: tuple[float, str] | None = None
-        """By when the client must have sent something, and what."""
+        """The deadline, and the reason of `END_REASONS` if the client misses it."""
         self._timer: asyncio.TimerHandle | None = None
-        """Rings when something may be due, or before: most requests need no timer of their own."""
+        """Fires at the deadline or before it, so that most requests need no new timer."""
         self._unread: asyncio.TimerHandle | None = None
-        """Runs while the client does not read; beside the other one, because it may still send."""
+        """Runs while the client does not read, beside `_timer`, because the client may still send."""
         self._in_head = False
         self._in_body = False
         self._head_bytes = 0
-        """Of fields that the parser has completed."""
+        """The bytes of the fields that the parser has completed."""
         self._head_received = 0
         self._has_progressed = False
-        """Whether the last bytes had some of the body in them."""
+        """Whether the last bytes contained part of the body."""
         self._unread_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -138,12 +137,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes, self._head_received = True, 0, 0
 
     def on_url(self, url: bytes) -> None:
-        """Raises ValueError, which stops the parser."""
+        """Count the bytes. Raises ValueError, which stops the parser."""
         self._count(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Raises ValueError, which stops the parser."""
+        """Count the field. Raises ValueError, which stops the parser."""
         if not self._in_head:
             # Trailers would count as fields of the head, which a proxy may have checked.
             raise ValueError("a trailer")
@@ -153,14 +152,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is passed on. Raises ValueError, which stops the parser."""
+        """Pass the request on. Raises ValueError, which stops the parser."""
         if self._is_answering():
             raise ValueError("a request before the last was answered")
         if self.parser.should_upgrade() and any(
             name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
             for name, value in self.headers
         ):
-            # The parser reads no body then: it would take that for the next request.
+            # After an upgrade the parser reads no body: it would take the body for the next request.
             raise ValueError("an upgrade with a body")
         self._in_head, self._in_body = False, True
         self._expect("body", self._limits.body_seconds)
@@ -172,11 +171,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A complete request is answered: its connection is not closed for another client."""
+        """The request is complete and is answered, so its connection is not closed for another client."""
         self._in_body = False
         super().on_message_complete()
         if not self._is_answering():
-            # The answer came before the end of the body, which was read and forgotten.
+            # The answer came before the end of the body, which was read and dropped.
             self._expect("head", self._limits.head_seconds)
             return
         self._connection.need()
@@ -195,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client does not read: its connection may be closed for others meanwhile."""
+        """The client does not read, so its connection may be closed for others."""
         super().pause_writing()
         self._connection.rest()
         self._watch_reader()
@@ -209,20 +208,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_watching_reader()
 
     def timeout_keep_alive_handler(self) -> None:
-        """The connection was idle for too long. What the client has not read yet is not kept for ever."""
+        """The connection was idle for too long. Unread parts of an answer are not kept for ever."""
         super().timeout_keep_alive_handler()
         self._watch_reader()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, and close the connection."""
+        """Refuse an invalid request, and close the connection."""
         super().send_400_response(msg)
-        # A client that goes on sending is read until TLS is shut down: 600 MiB in the second that takes.
+        # Without this, a client that goes on would be read until TLS is shut down: 600 MiB in one second.
         self.loop.call_later(REFUSAL_SECONDS, self.transport.abort)
         self._due = None
         self._watch_reader()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application; its `send` returns when the client has read enough."""
+        """Run the application. Its `send` returns when the client has read enough."""
 
         async def send_in_parts(message: Any) -> None:
             body = message.get("body", b"")
@@ -264,7 +263,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._timer = self.loop.call_at(until, self._ring)
 
     def _watch_reader(self) -> None:
-        """Close the connection if the client reads nothing of what it is sent for `unread_seconds`."""
+        """Close the connection if the client reads nothing of its answer for `unread_seconds`."""
         if self._unread is None:
             self._unread_bytes = self.transport.get_write_buffer_size()
             self._unread = self.loop.call_later(self._limits.unread_seconds, self._check_reader)

@@ -1,16 +1,16 @@
-"""The limits of every listener, and how many open files a process needs for them.
+"""The limits of every listener, and the number of open files that a process needs for them.
 
-A listener is reached by anybody who can route to it, before any authentication. So each has limits that
+Any host that can route to a listener can connect to it, before any authentication. So each has limits that
 hold from the moment of `accept`: `ConnectionLimits` of all connections, `HttpLimits` of HTTP/1.1 servers
 (`serving.http_server`), `GrpcLimits` of gRPC servers (`serving.grpc_server`). `LISTENERS` is the complete
 list, from which the site makes its reference.
 
-Connections are limited in total and for each address. A proxy in front of REST is one address to it, so
-the part of one address is large; `serving.acceptor` says which connection gives way to a new one.
+Connections are limited in total and for each address. A proxy in front of REST is one address to it, so the
+limit of one address is large. `serving.acceptor` decides which connection gives way to a new one.
 
 A process that runs out of file descriptors can neither accept connections nor open its database. So it
-counts at its start what its listeners may hold (`files_needed`), raises its soft limit of open files as far
-as the hard limit allows (`plan_file_limit`), and refuses to start if that is too low.
+counts at its start the files that its listeners may hold (`files_needed`), raises its soft limit of open
+files as far as the hard limit allows (`plan_file_limit`), and refuses to start if that is too low.
 """
 
 from enum import StrEnum
@@ -20,18 +20,18 @@ import msgspec
 
 from rackloom.errors import Refused
 
-# Kinds of limits. Seconds and bytes, where a name says nothing else.
+# Kinds of limits, in seconds and bytes unless a name states another unit.
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What all connections of a listener may take."""
+    """Limits of all connections of a listener."""
 
     connections: int
     connections_of_an_address: int
     handshake_seconds: float = 3.0
-    """Of the TLS handshake; with gRPC until the client's HTTP/2 settings have arrived; of the transfer until
-    the initiator has proven that it holds the secret, and has made its offer; of the launcher of MPS daemons
-    until the request has arrived."""
+    """Of the TLS handshake. With gRPC it ends when the client's HTTP/2 settings have arrived. With the
+    transfer it ends when the initiator has proven that it holds the secret, and has made its offer. With the
+    launcher of MPS daemons it ends when the request has arrived."""
     files_of_a_connection: ClassVar[int] = 1
 
 
@@ -46,9 +46,9 @@ class HttpLimits(ConnectionLimits, frozen=True, kw_only=True):
     body_seconds: float = 20.0
     """From the end of the head to the end of the body."""
     answer_seconds: float | None = None
-    """From the end of the request to the end of its answer, or None if answers are streams without an end."""
+    """From the end of the request to the end of its answer, or None if answers may be endless streams."""
     unread_seconds: float = 30.0
-    """While more of the answer waits than the kernel takes, because the client does not read."""
+    """The time for which a client may leave unread more of an answer than the kernel takes."""
     idle_seconds: int = 5
     """From an answer to the next request."""
     head_bytes: int = 16 << 10
@@ -56,7 +56,7 @@ class HttpLimits(ConnectionLimits, frozen=True, kw_only=True):
 
 
 class ProbeLimits(ConnectionLimits, frozen=True, kw_only=True):
-    """Limits of a server without TLS that answers one request of each connection and reads only its head."""
+    """Limits of a server without TLS that answers one request per connection and reads only its head."""
 
     head_seconds: float = 2.0
     head_bytes: int = 2 << 10
@@ -67,14 +67,14 @@ class GrpcLimits(ConnectionLimits, frozen=True, kw_only=True):
     """Limits of a gRPC server."""
 
     streams: int = 32
-    """Calls under way on a connection."""
+    """Concurrent calls on a connection."""
     metadata_bytes: int = 16 << 10
     """The head of a call. gRPC refuses at random between half of it and all of it."""
     message_bytes: int = 4 << 20
     idle_seconds: float | None = 300.0
     """Without a call."""
     age_seconds: float | None = None
-    """Then a connection takes no more calls, or None if subscriptions stay for as long as they like."""
+    """The age at which a connection takes no more calls, or None if subscriptions may stay open."""
     files_of_a_connection: ClassVar[int] = 3
     """The connection, and both ends of the one to gRPC."""
 
@@ -89,8 +89,8 @@ PROBES = HttpLimits(connections=64, connections_of_an_address=48, answer_seconds
 HEALTH = GrpcLimits(connections=32, connections_of_an_address=24, streams=4, age_seconds=60.0)
 WEBHOOK = HttpLimits(
     answer_seconds=20.0,
-    # Longer than the 90 s after which the API server lets an idle connection go. If both closed it at the
-    # same moment, a question would be lost, and with it a pod refused.
+    # Longer than the 90 s after which the API server closes an idle connection. If both closed it at the
+    # same moment, a review would be lost, and its pod refused.
     idle_seconds=120,
 )
 SIMULATED_API_SERVER = HttpLimits()
@@ -100,7 +100,7 @@ SIMULATED_NMX_M = HttpLimits()
 PLUGIN_SOCKET = GrpcLimits(
     connections=32,
     connections_of_an_address=32,
-    # kubelet takes a plugin whose connection ends for gone, and may delete its slices.
+    # If its connection ends, kubelet considers the plugin gone, and may delete its slices.
     idle_seconds=None,
 )
 IMEX_PROBE = ProbeLimits(connections=16, connections_of_an_address=16)
@@ -132,9 +132,9 @@ class Listener(msgspec.Struct, frozen=True):
     opener: str
     """The source file that opens it, below `src/rackloom`."""
     reachable: str
-    """By whom."""
+    """The hosts or users that can connect."""
     requires: str
-    """What a client must show to be served. The limits hold before."""
+    """The proof that a client must show to be served. The limits hold before."""
     limits: ConnectionLimits
     is_of_each_rack: bool = False
 
@@ -217,13 +217,13 @@ LISTENERS = (
 
 
 _OWN_FILES = 512
-"""Of a process without a client: database, log, connections to switch controllers and API servers."""
+"""Files of a process without clients: database, log, connections to switch controllers and API servers."""
 _FILES_OF_A_RACK = 8
-"""Connections between a simulated rack and what controls it."""
+"""Connections between a simulated rack and its controllers."""
 
 
 def files_needed(process: Process, racks: int = 0) -> int:
-    """How many files a process may have open while clients take all that its listeners give."""
+    """The files that a process may have open while clients use all limits of its listeners."""
     needed = _OWN_FILES + racks * _FILES_OF_A_RACK
     for listener in LISTENERS:
         if listener.process is process:
@@ -234,7 +234,7 @@ def files_needed(process: Process, racks: int = 0) -> int:
 
 
 def plan_file_limit(needed: int, soft: int, hard: int) -> int:
-    """The soft limit of open files for a process that needs so many.
+    """The soft limit of open files for a process that needs `needed`.
 
     Raises:
         Refused: the hard limit is lower, and only an administrator can raise it.

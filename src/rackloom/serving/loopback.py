@@ -1,4 +1,4 @@
-"""Which addresses are this host's own: plain text does not leave it, and no proxy reaches them."""
+"""The addresses of this host, which plain text does not leave and no proxy reaches."""
 
 from ipaddress import ip_address
 

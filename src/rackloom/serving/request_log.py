@@ -1,8 +1,8 @@
-"""What this process asks of other systems: a line for each request, for a reader who asked for it (`-v`).
+"""The log of this process's requests to other systems: a line for each, if the user wants it (`-v`).
 
-Whoever sends a request does so within `asked`. Until `log_requests` names a listener nothing is written and
-nothing is timed. A line has the method, the address without user, query and fragment, what came of it, and
-the milliseconds until then. Headers and bodies, which may hold secrets, are no part of it.
+Each request is sent within `asked`. Until `log_requests` names a listener, nothing is written and nothing is
+timed. A line has the method, the address without user, query and fragment, the outcome, and the time in
+milliseconds. It has no headers and bodies, which may hold secrets.
 """
 
 import time
@@ -14,14 +14,14 @@ Listener = Callable[[str], None]
 
 
 class Request:
-    """A request that was sent; `outcome` is what came of it, such as a status."""
+    """A request that was sent, and its outcome, such as a status."""
 
     def __init__(self) -> None:
         self.outcome: object = "answered"
 
 
 class _Log:
-    """Where the lines of this process go; None: nowhere."""
+    """The listener that gets the lines of this process, or None."""
 
     listener: Listener | None = None
 
@@ -32,9 +32,9 @@ def log_requests(listener: Listener | None) -> None:
 
 
 def asked(method: str, address: object, path: str = "") -> AbstractContextManager[Request]:
-    """Log the request that is sent within, with the error that leaves it.
+    """Log the request that is sent within this context, or the error that leaves it.
 
-    `address` is a URL or a name, and `path` what is asked for below it.
+    `address` is a URL or a name, and `path` the requested path below it.
     """
     if _Log.listener is None:
         return nullcontext(Request())
@@ -56,7 +56,7 @@ def _timed(listener: Listener, method: str, address: str) -> Iterator[Request]:
 
 
 def _public_part(address: str) -> str:
-    """An address without what may hold a secret; what is no URL stays."""
+    """An address without the parts that may hold a secret."""
     parts = urlsplit(address)
     if not parts.netloc:
         return address.partition("?")[0]

@@ -1,12 +1,11 @@
-"""What the admin interface tells the audit log of a call, and the export of the log.
+"""The audit log of the admin interface: the entry of each call, and the export of the log.
 
-`begin_trail` makes the trail of a call that may change something: `SUBJECTS` says for each such RPC what
-it is about. An RPC that changes no records (a plan is applied, a credential is kept) has its entry
-written before its reply. The name of the caller is that of the certificate, and its address that of the
-connection.
+`begin_trail` makes the trail of a call that may change something. `SUBJECTS` has the object of each such RPC.
+If an RPC changes no records (it applies a plan or keeps a credential), its entry is written before its reply.
+The name of the caller comes from the certificate, and its address from the connection.
 
-An export is read in parts, oldest entries first, each with one short read; the caller asks for the next part
-after the last id that it has.
+An export is read in parts, oldest entries first, each with one short read. The caller requests the next part
+by the last id that it has.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,11 +27,11 @@ from rackloom.errors import Undecodable
 from rackloom.runtime.foreign_text import decode_json
 from rackloom.serving.grpc_server import client_address
 
-# What each RPC is about.
+# The object of each RPC.
 
 
 Subject = Callable[[Any], AuditedObject]
-"""From the request of an RPC to what it is about."""
+"""From the request of an RPC to its object."""
 
 
 def _logical_partition(request: Any) -> AuditedObject:
@@ -60,7 +59,7 @@ def _new_reservation(request: Any) -> AuditedObject:
 
 
 def _takeover_step(request: Any) -> AuditedObject:
-    """The object that a step creates or removes; nothing where it is no step."""
+    """The object that a step creates or removes, or only `import` if it is not a step."""
     try:
         step = decode_json(request.step, "the step", takeover.Step)
     except Undecodable:
@@ -78,7 +77,7 @@ def _takeover_step(request: Any) -> AuditedObject:
 
 
 def _of_kind(kind: str, field: str = "") -> Subject:
-    """An object with the id in a field of the request, such as `instance_id.value`."""
+    """An object with its id in a field of the request, such as `instance_id.value`."""
     read_id = attrgetter(field) if field else lambda _request: ""
     return lambda request: AuditedObject(kind, read_id(request))
 
@@ -114,7 +113,7 @@ SUBJECTS: Mapping[str, Subject] = {
     "ReleasePartition": _partition,
     "RunTakeoverStep": _takeover_step,
 }
-"""Each RPC that may change something -> what a request of it is about."""
+"""RPC that may change something -> the object of its request."""
 
 
 # The trail of a call.
@@ -129,11 +128,11 @@ HTTP_STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.INTERNAL: 500,
 }
-"""The status that REST gives for what gRPC calls so."""
+"""gRPC status -> the status of the same error in REST."""
 
 
 def begin_trail(deps: AdminDeps, service: str, rpc: str, request: Any, peer: str) -> AuditTrail:
-    """The trail of a call; of a read, it is that of one that is refused."""
+    """The trail of a call. A read has one only if it is refused."""
     subject = SUBJECTS.get(rpc, _of_kind(""))(request)
     entry = AuditRecord(
         channel=ADMIN,
@@ -158,7 +157,7 @@ def begin_trail(deps: AdminDeps, service: str, rpc: str, request: Any, peer: str
 
 
 def refuse(deps: AdminDeps, trail: AuditTrail, code: grpc.StatusCode, message: str) -> None:
-    """Count a call that was refused."""
+    """Count a refused call."""
     deps.audit.refuse(trail.refused(HTTP_STATUS[code], code.name, message), deps.clock())
 
 
@@ -166,7 +165,7 @@ def refuse(deps: AdminDeps, trail: AuditTrail, code: grpc.StatusCode, message: s
 
 
 PART = 500
-"""Entries of a reply."""
+"""Entries per reply."""
 
 
 async def export_entries(deps: AdminDeps, request: pb.AuditExportRequest) -> pb.AuditExportReply:
@@ -185,7 +184,7 @@ async def export_entries(deps: AdminDeps, request: pb.AuditExportRequest) -> pb.
 
 
 def exported(row: sa.Row[Any]) -> dict[str, Any]:
-    """An entry as a line of the export has it: the columns, with times in RFC 3339."""
+    """An entry in the form of an export line: the columns, with times in RFC 3339."""
     entry = dict(row._mapping)
     names = ("created", "first", "last")
     times = {name: None if entry[name] is None else rfc3339(entry[name]) for name in names}

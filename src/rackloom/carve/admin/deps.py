@@ -1,11 +1,11 @@
-"""What an RPC handler receives, and translations that several RPCs share.
+"""The dependencies of the RPC handlers, and translations that several RPCs share.
 
 `AdminDeps` carries the store, the clock, the caller's certificate name, and functions to wake the
 reconciler, to query a controller and to apply a plan. `change` runs a write transaction and then wakes
 the affected domains.
 
-`config_version` changes with every update; `check_version` refuses a change made from an older version
-(optimistic concurrency). The wire has no unknown state: Unknown is shown as CONFIGURING.
+`config_version` changes with every update. `check_version` refuses a change made from an older version
+(optimistic concurrency). The wire has no unknown state, so Unknown is shown as CONFIGURING.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,17 +33,17 @@ T = TypeVar("T")
 
 
 class CredentialStore(Protocol):
-    """Where credentials are kept."""
+    """The store of credentials."""
 
     async def keep(self, path: str, fields: Mapping[str, str]) -> None:
-        """Keep the fields of a credential, in place of what was there."""
+        """Keep the fields of a credential, in place of the previous fields."""
 
     async def forget(self, path: str) -> None:
-        """Remove a credential; nothing happens when there is none."""
+        """Remove a credential, if there is one."""
 
 
 class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the admin interface is composed of."""
+    """The parts of the admin interface."""
 
     store: Store
     clock: Callable[[], float]
@@ -52,24 +52,24 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     wake: Callable[[frozenset[str]], None]
     """Called after a commit with the NVLink domains whose intent changed."""
     endpoints_changed: Callable[[], None]
-    """Called after a commit that changed which switch controllers there are."""
+    """Called after a commit that changed the set of switch controllers."""
     browse: Callable[[Endpoint, str, int], Awaitable[str]]
-    """Asks a controller one of `GetComputeNodeInfoList` and `GetGpuInfoList`; the number is a GPU's GUID, or
+    """Queries a controller with `GetComputeNodeInfoList` or `GetGpuInfoList`. The number is a GPU's GUID, or
     0 for all. Returns JSON. Raises FabricUnavailable and FabricRefused."""
     apply: Callable[[PartitionPlan], Awaitable[tuple[OperationOutcome, ...]]]
-    """Executes a plan after a new observation. Raises Refused when it is no longer current."""
+    """Executes a plan after a new observation. Raises Refused if it is no longer current."""
     credentials: CredentialStore
     check_endpoint: Callable[[str], None]
-    """Raises Refused for an endpoint URL that this site does not allow."""
+    """Raises Refused if this site does not allow the endpoint URL."""
 
     imports: bool = True
-    """Whether machines may come from an operator's file."""
+    """Whether operators may import machines from a file."""
     new_machine_status: str = Status.READY
     """The status of the host of an imported machine."""
     valid_seconds: float = DEFAULT_VALID_SECONDS
-    """The age at which a reading of a switch controller says nothing about now."""
+    """The age at which a reading of a switch controller is outdated."""
     caller: str = "unnamed"
-    """Name in the certificate of the caller; set for each call."""
+    """Name in the certificate of the caller, set for each call."""
     audit: RequestAudit = msgspec.field(default_factory=RequestAudit)
 
     def recorded_by(self, trail: AuditTrail) -> "AdminDeps":
@@ -77,11 +77,11 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, store=self.store.recorded_by(trail.record))
 
     def valid_from(self) -> float:
-        """The time before which a reading is outdated for a call that is answered now."""
+        """The time before which a reading is outdated for a call that is made now."""
         return self.clock() - self.valid_seconds
 
     def order(self, reason: str) -> OperatorOrder:
-        """The caller's order, for the record of what operators did."""
+        """The caller's order, for the record of operator actions."""
         return OperatorOrder(self.caller, reason, self.clock(), self.valid_from())
 
     async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
@@ -104,7 +104,7 @@ def rows_with_org(table: sa.Table) -> sa.Select[Any]:
 
 
 MAX_IDS_PER_REQUEST = 100
-"""Upstream's limit; its clients page by it."""
+"""Upstream's limit, which its clients use as page size."""
 
 _STATES = {
     Status.PENDING: pb.PROVISIONING,
@@ -115,7 +115,7 @@ _STATES = {
     Status.TERMINATING: pb.TERMINATING,
     Status.TERMINATED: pb.TERMINATED,
     Status.ERROR: pb.FAILED,
-    # There is no unknown on this wire; CONFIGURING claims nothing.
+    # The wire has no unknown state, and CONFIGURING claims nothing.
     Status.UNKNOWN: pb.CONFIGURING,
 }
 
@@ -126,7 +126,7 @@ def tenant_state(status: str) -> pb.TenantState.ValueType:
 
 
 def config_version(updated: float) -> str:
-    """A version that changes with every update; microseconds since the epoch, in upstream's form."""
+    """A version that changes with every update: microseconds since the epoch, in upstream's form."""
     return f"V1-T{round(updated * 1_000_000)}"
 
 
@@ -137,13 +137,13 @@ def check_version(request: Any, updated: float) -> None:
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Seconds since the epoch as the wire has them."""
+    """Seconds since the epoch in the form of the wire."""
     at = Timestamp()
     at.FromMicroseconds(round(seconds * 1_000_000))
     return at
 
 
 def check_ids(ids: Sequence[object]) -> None:
-    """Refuse an empty list of ids, and one above the limit."""
+    """Refuse a list of ids that is empty or above the limit."""
     if not 1 <= len(ids) <= MAX_IDS_PER_REQUEST:
         raise invalid(f"between 1 and {MAX_IDS_PER_REQUEST} ids are needed, not {len(ids)}")

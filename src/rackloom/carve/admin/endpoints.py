@@ -1,8 +1,8 @@
 """RPCs about switch controllers: registration, browsing, NMX-M credentials, and the service version.
 
-Browsing asks the controller itself and returns its answer as JSON. NMX-M is the only controller that
-takes a password, so `CreateCredential` accepts no other type. Upstream's clients call `Version` first,
-to see that they are connected.
+Browsing queries the controller and returns its answer as JSON. NMX-M is the only controller that takes a
+password, so `CreateCredential` accepts no other type. Upstream's clients call `Version` first, to check the
+connection.
 """
 
 from importlib.metadata import version
@@ -35,7 +35,7 @@ async def list_endpoints(deps: AdminDeps, _request: Empty) -> pb.NvlinkNmxcEndpo
 
 
 async def create_endpoint(deps: AdminDeps, request: pb.NvlinkNmxcEndpoint) -> pb.NvlinkNmxcEndpoint:
-    """Register a controller; it is read at once."""
+    """Register a controller, which is read at once."""
     return await _put_endpoint(deps, request, exists=False)
 
 
@@ -56,7 +56,7 @@ async def delete_endpoint(deps: AdminDeps, request: pb.DeleteNvlinkNmxcEndpointR
 
 
 async def browse_controller(deps: AdminDeps, request: pb.NmxcBrowseRequest) -> pb.NmxcBrowseResponse:
-    """What the controller itself answers, as JSON."""
+    """The answer of the controller, as JSON."""
     rpc = _BROWSE_RPCS.get(request.operation)
     if rpc is None:
         raise invalid("operation must be COMPUTE_NODE_INFO_LIST, GPU_INFO or GPU_INFO_LIST")

@@ -1,6 +1,6 @@
-"""RPCs about instances, as far as their GPUs are concerned: find, change, release.
+"""RPCs about instances and their GPUs: find, change, release.
 
-The list of GPU configurations is the complete desired state, as in REST; an entry without a logical
+The list of GPU configurations is the complete desired state, as in REST. An entry without a logical
 partition detaches its GPU. The status names a logical partition only for a GPU that was observed in it.
 """
 
@@ -45,7 +45,7 @@ async def find_ids(deps: AdminDeps, request: pb.InstanceSearchFilter) -> pb.Inst
 
 
 async def find_by_ids(deps: AdminDeps, request: pb.InstancesByIdsRequest) -> pb.InstanceList:
-    """Instances; ids that mean none are left out."""
+    """Instances by id. Unknown ids are left out."""
     check_ids(request.instance_ids)
     wanted = [instance_id.value for instance_id in request.instance_ids]
     return pb.InstanceList(instances=await deps.store.read(_load, table.c.id.in_(wanted), deps.valid_from()))
@@ -59,7 +59,7 @@ async def find_by_machine(deps: AdminDeps, request: ids_pb.MachineId) -> pb.Inst
 
 
 async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest) -> pb.Instance:
-    """Change which logical partition each GPU joins; the list is the complete desired state, as in REST."""
+    """Change which logical partition each GPU joins. The list is the complete desired state, as in REST."""
 
     def work(conn: sa.Connection) -> Changed[pb.Instance]:
         row = _get(conn, request.instance_id.value)
@@ -165,7 +165,7 @@ def _config(row: InterfaceRow) -> pb.InstanceNVLinkGpuConfig:
 
 
 def _gpu_status(row: InterfaceRow) -> pb.InstanceNVLinkGpuStatus:
-    """Names a logical partition only for a GPU that was observed in it."""
+    """The status names a logical partition only for a GPU that was observed in it."""
     status = pb.InstanceNVLinkGpuStatus(gpu_guid=row.guid)
     if row.domain is not None:
         status.domain_id.value = row.domain

@@ -1,6 +1,6 @@
 """RPCs about NVLink logical partitions, with the same rules as REST.
 
-The caller may choose the id of a new one. An update can carry the version that it was made from.
+The caller may choose the id of a new logical partition. An update can carry the version that it is based on.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ async def find_ids(
 async def find_by_ids(
     deps: AdminDeps, request: pb.NVLinkLogicalPartitionsByIdsRequest
 ) -> pb.NVLinkLogicalPartitionList:
-    """Logical partitions; ids that mean none are left out."""
+    """Logical partitions by id. Unknown ids are left out."""
     check_ids(request.partition_ids)
     wanted = [partition_id.value for partition_id in request.partition_ids]
     rows = await deps.store.read(_all, rows_with_org(table).where(table.c.id.in_(wanted)))
@@ -62,7 +62,7 @@ async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLink
 async def create(
     deps: AdminDeps, request: pb.NVLinkLogicalPartitionCreationRequest
 ) -> pb.NVLinkLogicalPartition:
-    """A new logical partition of a tenant, ready at once; the caller may choose its id."""
+    """Create a logical partition of a tenant, ready at once. The caller may choose its id."""
     chosen = request.id.value if request.HasField("id") else ""
     return _message(await deps.store.run(lambda conn: _create(conn, request.config, chosen, deps)))
 
@@ -70,7 +70,7 @@ async def create(
 async def update(
     deps: AdminDeps, request: pb.NVLinkLogicalPartitionUpdateRequest
 ) -> pb.NVLinkLogicalPartitionUpdateResult:
-    """Another name or description."""
+    """Change the name or the description."""
 
     def work(conn: sa.Connection) -> None:
         row = _get(conn, request.id.value)
@@ -97,7 +97,7 @@ async def update(
 async def delete(
     deps: AdminDeps, request: pb.NVLinkLogicalPartitionDeletionRequest
 ) -> pb.NVLinkLogicalPartitionDeletionResult:
-    """Begin a deletion; refused while a VPC or an instance refers to the logical partition."""
+    """Begin a deletion. Refused while a VPC or an instance refers to the logical partition."""
 
     def work(conn: sa.Connection) -> Changed[None]:
         row = _get(conn, request.id.value)

@@ -1,10 +1,9 @@
 """RPCs about machines: GPU mapping and observed partitions, repair of the mapping, force-delete.
 
-A repair is overruled by the next observation where it is wrong. Force-delete first releases the
-instance; it is called again until the machine is free, and then the machine is removed. Removing it
-earlier would leave its GPUs in a partition. As upstream, a GPU that is in no partition is shown without
-a domain. One whose partition is not known, because the controller contradicts itself, is left out like one
-that the controller does not list.
+If a repair is wrong, the next observation overrules it. Force-delete first releases the instance. The
+operator repeats the call until the machine is free, and only then is the machine removed. An earlier removal
+would leave its GPUs in a partition. As in upstream, a GPU that is in no partition is shown without a domain.
+A GPU is left out if the controller does not list it, or contradicts itself about its partition.
 """
 
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ _Row = sa.Row[Any]
 
 
 async def find_ids(deps: AdminDeps, request: pb.MachineSearchConfig) -> ids_pb.MachineIdList:
-    """Ids of machines; every machine of the site has NVLink, so `mnnvl_only` leaves none out."""
+    """Ids of machines. Every machine of the site has NVLink, so `mnnvl_only` leaves none out."""
     query = sa.select(table.c.id).order_by(table.c.id)
     if request.HasField("instance_type_id"):
         query = query.where(table.c.instance_type_id == request.instance_type_id)
@@ -47,7 +46,7 @@ async def find_by_ids(deps: AdminDeps, request: pb.MachinesByIdsRequest) -> pb.M
 
 
 async def update_nvlink_info(deps: AdminDeps, request: pb.UpdateMachineNvLinkInfoRequest) -> Empty:
-    """Repair the GPU mapping of a machine; the next observation overrules what is wrong in it."""
+    """Repair the GPU mapping of a machine. The next observation overrules errors in it."""
     info = request.nvlink_info
     slots = {(gpu.slot_id, gpu.tray_index) for gpu in info.gpus}
     if len(slots) != 1 or not info.chassis_serial:
@@ -70,7 +69,7 @@ async def update_nvlink_info(deps: AdminDeps, request: pb.UpdateMachineNvLinkInf
 async def force_delete(
     deps: AdminDeps, request: pb.AdminForceDeleteMachineRequest
 ) -> pb.AdminForceDeleteMachineResponse:
-    """Release the instance on a machine; called again once it is free, removes the machine."""
+    """Release the instance on a machine. The next call, once the machine is free, removes it."""
     return await deps.change(lambda conn: _force_delete(conn, request.host_query, deps.order("force-delete")))
 
 
@@ -82,7 +81,7 @@ def _force_delete(
     if machine.instance_id is None:
         reply.all_done = True
         return Changed(reply, enrolment.remove_machine(conn, machine_id, order.now))
-    # Without its machine record, nothing would take the GPUs out of their partition.
+    # Without the machine record, nothing would take the GPUs out of their partition.
     reply.instance_id = machine.instance_id
     return Changed(reply, maintenance.force_delete_instance(conn, machine_id, order).domains)
 
@@ -142,7 +141,7 @@ def _status(
 def _gpu_status(
     gpu: _Row, domain: str, held_by: PartitionListing | None
 ) -> pb.MachineNVLinkGpuStatusObservation:
-    """As upstream shows it: a GPU that is in no partition has no domain either."""
+    """As in upstream, a GPU that is in no partition has no domain either."""
     status = pb.MachineNVLinkGpuStatusObservation(
         gpu_id=gpu.guid, device_instance=gpu.module_id - 1, guid=int(gpu.guid)
     )

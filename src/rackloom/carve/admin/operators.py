@@ -1,15 +1,15 @@
 """RPCs of this project: plans as files, machine import, domain state, and operator steps.
 
-`MakePlan` returns the plan that the reconciler would execute now, with the observation it was made
-from; a paused domain is planned as well. `ApplyPlan` executes such a plan after a new observation, and
-refuses it when fabric or intent have changed. `ImportMachines` adds all machines of a file or none.
-`ShowDomains` returns for each domain the time of the observation or the doubt, the pause, the blocked
-GPUs, and the trays that get no instance: those in partitions that the site did not make, and those with
-GPUs that their switch controller does not list.
+`MakePlan` returns the plan that the reconciler would execute now, also for a paused domain, with the
+observation that it was made from. `ApplyPlan` executes such a plan after a new observation, and refuses it if
+fabric or intent have changed. `ImportMachines` adds all machines of a file or none. `ShowDomains` returns for
+each domain the time of the observation or the doubt, the pause, the blocked GPUs, and the trays that get no
+instance: those in partitions that the site did not make, and those with GPUs that their switch controller
+does not list.
 
-A takeover from NICo needs our site for the planner, and one step of a plan at a time. The plan is made where
-NICo is read, by `rackloom admin import nico`, so no token of NICo reaches the site. The site decides about
-each step itself, in one transaction, whatever the plan holds.
+A takeover from NICo reads this site for its planner, and runs one step of a plan at a time. `rackloom admin
+import nico` reads NICo and makes the plan, so no token of NICo reaches the site. The site decides about each
+step in one transaction, and does not trust the plan.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -49,13 +49,13 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 async def make_domain_plan(deps: AdminDeps, request: pb.PlanRequest) -> pb.PlanReply:
-    """The plan that the reconciler would carry out now, with the observation it was made from."""
+    """The plan that the reconciler would carry out now, with the observation that it was made from."""
     plan = await deps.store.read(plan_of_domain, request.domain, deps.valid_from())
     return pb.PlanReply(plan=_encoder.encode(plan).decode())
 
 
 async def apply_plan(deps: AdminDeps, request: pb.ApplyRequest) -> pb.ApplyReply:
-    """Carry out a plan; refused when the fabric or the intent is no longer as it found them."""
+    """Carry out a plan. Refused if the fabric or the intent has changed since it was made."""
     try:
         plan = decode_json(request.plan, "the request", PartitionPlan)
     except Undecodable as error:
@@ -65,7 +65,7 @@ async def apply_plan(deps: AdminDeps, request: pb.ApplyRequest) -> pb.ApplyReply
 
 
 async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.ImportReply:
-    """Add machines that an operator wrote down; all of them or none."""
+    """Add the machines of an operator's file, all of them or none."""
     if not deps.imports:
         raise Refused(
             "this site takes no machines from files", nearest_fix='add "import" to site.machine_sources'
@@ -89,7 +89,7 @@ async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.Impo
 
 
 async def pause(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
-    """Begin no operation in a domain from now on; it is observed as before."""
+    """Begin no more operations in a domain. It is still observed."""
     await _run_step(deps, request, lambda conn, order: intent.pause_domain(conn, request.domain, order))
     return pb.Done(message=f"domain {request.domain} is paused")
 
@@ -102,7 +102,7 @@ async def resume(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
 
 async def cordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
     """Place nothing new on a tray."""
-    # No reconciler is woken: a cordon changes no intent.
+    # This wakes no reconciler, because a cordon changes no intent.
     await deps.store.run(
         lambda conn: maintenance.cordon_machine(conn, request.machine_id, deps.order(request.reason))
     )
@@ -110,7 +110,7 @@ async def cordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
 
 
 async def uncordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
-    """Use a tray again; a drain of it ends first."""
+    """Use a tray again. A drain of it ends first."""
 
     def work(conn: sa.Connection, order: OperatorOrder) -> Changed[None]:
         ended: Changed[None] = Changed(None, frozenset())
@@ -133,7 +133,7 @@ async def drain(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
 
 
 async def adopt(deps: AdminDeps, request: pb.AdoptRequest) -> pb.Done:
-    """Make a found partition the physical partition of a logical partition; no GPU moves."""
+    """Make a found partition the physical partition of a logical partition. No GPU moves."""
     names = (request.domain, request.partition_name)
     if request.HasField("owner") == bool(request.logical_partition_id):
         raise invalid("exactly one of logical_partition_id and owner must be given")
@@ -163,8 +163,7 @@ async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:
 async def _run_step(
     deps: AdminDeps, request: Any, step: Callable[[sa.Connection, OperatorOrder], Changed[Any]]
 ) -> None:
-    # The order is dated inside the transaction: an observation that began before the step was known must
-    # not seem to answer it.
+    # The order is dated inside the transaction, so no observation from before the step can seem to answer it.
     await deps.change(lambda conn: step(conn, deps.order(request.reason)))
 
 
@@ -187,7 +186,7 @@ def _import_machines(
 
 
 async def show_takeover_site(deps: AdminDeps, _request: pb.TakeoverSiteRequest) -> pb.TakeoverSite:
-    """What a plan depends on."""
+    """The state of the site that a takeover plan depends on."""
     return pb.TakeoverSite(
         reading=msgspec.json.encode(await deps.store.read(read_site, deps.valid_from())).decode()
     )
@@ -213,7 +212,7 @@ async def run_takeover_step(deps: AdminDeps, request: pb.TakeoverStepRequest) ->
 
 
 async def show_domains(deps: AdminDeps, request: pb.DomainsRequest) -> pb.DomainList:
-    """Every domain by uuid, or one; NOT_FOUND when no switch controller ever answered as that one."""
+    """Every domain by uuid, or one. NOT_FOUND if no switch controller has reported that domain."""
     return await deps.store.read(_domain_list, request.domain, deps.valid_from())
 
 

@@ -1,8 +1,8 @@
-"""RPCs about physical partitions: what the latest observations show, and who owns it.
+"""RPCs about physical partitions in the latest observations, and their owners.
 
-Partitions that the site did not create are listed as well, without a logical partition: an operator
-must see what to adopt or release. A domain that cannot be read lists nothing. A partition's uuid is
-derived from domain and name, because controllers number partitions anew.
+Partitions that the site did not create are listed as well, without a logical partition: an operator must see
+them to adopt or release them. A domain that cannot be read has no partitions in the list. The uuid of a
+partition depends only on its domain and name, because controllers renumber partitions.
 """
 
 import uuid
@@ -21,14 +21,14 @@ from rackloom.carve.store.schema import logical_partition, tenant
 
 
 class PartitionListing(msgspec.Struct, frozen=True):
-    """An observed partition, and the org of the tenant that it is for."""
+    """An observed partition, and the org of its tenant."""
 
     view: FoundPartitionView
     org: str | None
 
     @property
     def id(self) -> str:
-        """A uuid that depends on domain and name only, because controllers number partitions anew."""
+        """A uuid that depends only on domain and name, because controllers renumber partitions."""
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.view.domain}/{self.view.partition.name}"))
 
 
@@ -45,7 +45,7 @@ async def find_ids(deps: AdminDeps, request: pb.NVLinkPartitionSearchFilter) -> 
 
 
 async def find_by_ids(deps: AdminDeps, request: pb.NVLinkPartitionsByIdsRequest) -> pb.NVLinkPartitionList:
-    """Partitions; ids that mean none are left out."""
+    """Partitions by id. Unknown ids are left out."""
     check_ids(request.partition_ids)
     wanted = {partition_id.value for partition_id in request.partition_ids}
     return _messages(

@@ -1,4 +1,4 @@
-"""RPCs about reserved trays: which trays wait for which organisation, and until when.
+"""RPCs about reserved trays: the trays that each organisation has reserved, and until when.
 
 The rules are those of REST, in `carve.tenancy.reservations`. An operator acts for the provider of the site
 and names organisations instead of tenants.
@@ -19,7 +19,7 @@ from rackloom.carve.tenancy.reservations import ReservationRequest
 
 
 async def list_all(deps: AdminDeps, request: pb.TrayReservationsRequest) -> pb.TrayReservationList:
-    """The reservations for one organisation or all, past ones too; those that end first come first."""
+    """The reservations for one organisation or all, by their end. Past reservations are included."""
 
     def read(conn: sa.Connection) -> list[pb.TrayReservation]:
         rows = _rows()
@@ -61,7 +61,7 @@ async def create(deps: AdminDeps, request: pb.TrayReservationOrder) -> pb.TrayRe
 
 
 async def delete(deps: AdminDeps, request: pb.TrayReservationDeletion) -> pb.Done:
-    """Free the trays of a reservation now; instances on them stay."""
+    """Free the trays of a reservation now. Instances on them stay."""
     await deps.store.run(
         lambda conn: reservations.delete_reservation(
             conn, _provider_id(conn), request.id, deps.order(request.reason)

@@ -1,14 +1,12 @@
 """The admin gRPC server: mutual TLS, authorization by certificate name, dispatch, and error mapping.
 
-TLS already refuses a client without a certificate of the operator's CA. `serving.grpc_server` limits what
-such a client can take before. The common name or an
-alternative name of the certificate then decides the access class: admin or reader; an admin may also
-read. `RPCS` is the complete table of services and methods, each with its request type, handler and
-required class.
+TLS refuses a client without a certificate of the operator's CA. `serving.grpc_server` limits the resources
+of such a client until then. The common name or an alternative name of the certificate then decides the access
+class: admin or reader. An admin may also read. `RPCS` is the complete table of services and methods, each
+with its request type, handler and required class.
 
-A refusal becomes a gRPC status code here and nowhere else. The nearest fix travels as UTF-8 in the
-trailing metadata `nearest-fix-bin`. An unexpected error is logged and answered as INTERNAL without
-details.
+Only this module turns a refusal into a gRPC status code. The nearest fix travels as UTF-8 in the trailing
+metadata `nearest-fix-bin`. An unexpected error is logged and answered as INTERNAL without details.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -46,24 +44,24 @@ from rackloom.serving.limits import SITE_ADMIN
 
 
 class AccessClass(StrEnum):
-    """Classes of clients; an admin may read as well."""
+    """Classes of clients. An admin may also read."""
 
     ADMIN = "admin"
     READER = "reader"
 
 
 class ClientIdentities(msgspec.Struct, frozen=True):
-    """Which certificate names are of which class."""
+    """The certificate names of each class."""
 
     admins: frozenset[str]
     readers: frozenset[str]
 
     def name(self, auth_context: Mapping[str, Collection[bytes]]) -> str:
-        """What to call the client in the log."""
+        """The name of the client in the log."""
         return next(iter(_certificate_names(auth_context)), "unnamed")
 
     def allows(self, auth_context: Mapping[str, Collection[bytes]], needed: AccessClass) -> bool:
-        """Whether a client with this certificate may do what needs `needed`."""
+        """Whether a client with this certificate has the class `needed`."""
         names = set(_certificate_names(auth_context))
         if names & self.admins:
             return True
@@ -82,7 +80,7 @@ FIX_METADATA_KEY = "nearest-fix-bin"
 """Trailing metadata with the nearest fix of a refused request, in UTF-8."""
 
 EXPECTED_ERRORS = (Refused, Retry, Unknown, FabricRefused, FabricUnavailable)
-"""What a handler may raise; anything else is a defect."""
+"""The errors that a handler may raise. Any other error is a defect."""
 
 _CODES = {
     RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -93,7 +91,7 @@ _CODES = {
 
 
 def status_code_of(error: Exception) -> grpc.StatusCode:
-    """The status code that says what the caller should do about `error`."""
+    """The status code that fits the caller's remedy for `error`."""
     if isinstance(error, Rejected):
         # A conflict that names the object in the way is one of identity, not of state.
         exists = error.kind is RefusalKind.CONFLICT and "id" in (error.data or {})
@@ -104,7 +102,7 @@ def status_code_of(error: Exception) -> grpc.StatusCode:
 
 
 def fix_metadata_of(error: Exception) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata with the nearest fix, where there is one."""
+    """Trailing metadata with the nearest fix, if there is one."""
     fix = error.nearest_fix if isinstance(error, Refused) else None
     return () if fix is None else ((FIX_METADATA_KEY, fix.encode()),)
 
@@ -193,7 +191,7 @@ GRACE_SECONDS = 2.0
 
 
 class AdminTls(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM contents, all needed: there is no admin interface without mutual TLS."""
+    """PEM contents. All are required: there is no admin interface without mutual TLS."""
 
     certificate: bytes
     key: bytes
@@ -220,7 +218,7 @@ class AdminServer:
         self.port = 0
 
     async def __aenter__(self) -> "AdminServer":
-        """Begin to listen. Raises Refused when the address or the material cannot be used."""
+        """Begin to listen. Raises Refused if the address or the certificates cannot be used."""
         handlers = [self._handlers(service, rpcs) for service, rpcs in RPCS.items()]
         try:
             credentials = grpc.ssl_server_credentials(
@@ -239,7 +237,7 @@ class AdminServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Finish the calls under way, and stop."""
+        """Finish the open calls, and stop."""
         if self._server is not None:
             await self._server.stop(GRACE_SECONDS)
 
