@@ -2,7 +2,7 @@
 
 The URL has libpq's form, `postgresql://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE`. The servers are tried one
 after another, first the one that took the last connection. A standby is passed over: `target_session_attrs`
-is `read-write` where several servers are named, unless the URL says something else. Each server has the
+is `read-write` if several servers are named, unless the URL sets something else. Each server has the
 time that one has alone: a host without power does not answer at all, and must not use up the time of those
 behind it. If none serves, that is an `OSError`, as it is for a single server.
 """
