@@ -107,7 +107,7 @@ def reservations_in_force(conn: sa.Connection, now: float) -> dict[str, Reservat
 def reserved_trays(
     conn: sa.Connection, now: float, machine_ids: Collection[str] | None
 ) -> dict[str, ReservedTray]:
-    """The trays of `machine_ids` that are reserved now, by machine; of all machines where None."""
+    """The trays of `machine_ids` that are reserved now, by machine. None stands for all machines."""
     wanted = _TRAYS if machine_ids is None else _TRAYS.where(reserved_tray.c.machine_id.in_(machine_ids))
     kept = [ReservedTray(*row) for row in conn.execute(wanted)]
     counting = in_force((Reservation(tray.reservation_id, tray.tenant_id, tray.until) for tray in kept), now)
@@ -152,7 +152,7 @@ def _of_tenant(
 
 
 UNLISTED = -1
-"""Recorded as the health of a GPU that the controller does not list; no `GpuHealth` has this number."""
+"""Recorded as the health of a GPU that the controller does not list. No `GpuHealth` has this number."""
 
 # Built once: every new instance runs these.
 _is_unlisted = machine_gpu.c.health == UNLISTED
@@ -179,7 +179,7 @@ class ShutTray(msgspec.Struct, frozen=True):
 
 
 def shut_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, ShutTray]:
-    """The trays of `machine_ids` that are shut; of all machines where None."""
+    """The trays of `machine_ids` that are shut. None stands for all machines."""
     found = {
         machine_id: ShutTray(foreign_partition_text([tray.partition_id for tray in trays]), FOREIGN_FIX)
         for machine_id, trays in ownership.foreign_trays(conn, machine_ids).items()
@@ -190,7 +190,7 @@ def shut_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict
 
 
 def unlisted_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, dict[int, PartName]]:
-    """Machine -> device instance and name of its unlisted GPUs; of all machines where None."""
+    """Machine -> device instance and name of its unlisted GPUs. None stands for all machines."""
     wanted = _UNLISTED_GPUS
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
@@ -304,7 +304,7 @@ def place_instances(
     logical_partitions: Collection[str],
     now: float,
 ) -> TrayChoice[str]:
-    """Machines of the type for `request`; refused as a conflict when the site has no room."""
+    """Machines of the type for `request`. Refused as a conflict if the site has no room."""
     placed_by_domain = Counter[str]()
     for in_domain in partition_members(conn, logical_partitions).values():
         placed_by_domain.update(in_domain)
@@ -372,7 +372,7 @@ def domain_rooms(
     shut = shut_trays(conn, None)
     shut_machines = conn.execute(_SHUT_MACHINES, {"type": type_id}).all() if shut else ()
     unhealthy_machines = conn.execute(_UNHEALTHY_MACHINES, parameters).all() if unhealthy else ()
-    # For whom the named machines are kept.
+    # The tenants that the named machines are kept for.
     owners: dict[str, str] = {}
     if reservations and (named := [row.id for row in (*shut_machines, *unhealthy_machines)]):
         kept = sa.select(reserved_tray).where(reserved_tray.c.machine_id.in_(named))
@@ -424,7 +424,7 @@ def _machines_of_slots(
 
 
 def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
-    """Machine -> its unhealthy GPUs as the switch controllers report them; of all machines where None."""
+    """Machine -> its unhealthy GPUs as the switch controllers report them. None stands for all machines."""
     wanted = sa.select(machine_gpu).where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))

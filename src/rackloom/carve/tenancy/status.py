@@ -1,4 +1,4 @@
-"""Status writer: updates instances, interfaces and drains to what the latest observation supports.
+"""Status writer: updates instances, interfaces and drains from the latest observation.
 
 `update_statuses` runs after every change of intent and after every observation of a domain:
 
