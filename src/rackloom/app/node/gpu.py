@@ -4,7 +4,7 @@ GPUs come from NVML, or from an inventory file on nodes without GPUs. Their plac
 from the host's /sys, completed by the vendor's NCCL topology file and by declarations. With `vfio`, GPUs
 that are bound to vfio-pci are published too. The lines of XIDs come from the host's /dev/kmsg.
 
-Two roots of NVIDIA's driver matter: where this container sees it, and where the host has it. CDI specs
+There are two paths to the root of NVIDIA's driver: one in this container, and one on the host. CDI specs
 must name the second.
 """
 
@@ -41,7 +41,7 @@ _PCI = Path("/sys/bus/pci")
 
 
 class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the GPU plugin has."""
+    """Options of the GPU plugin only."""
 
     inventory_file: Path | None = None
     """Takes the place of NVML."""
@@ -51,9 +51,9 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     vfio_binding: bool = False
     ignored_xids: tuple[int, ...] = ()
     driver_root: Path = Path("/")
-    """Where NVIDIA's driver is seen from here."""
+    """Root of NVIDIA's driver in this container."""
     host_driver_root: Path = Path("/")
-    """Where the host has it."""
+    """Root of NVIDIA's driver on the host."""
     proc_devices: Path | None = None
     shares: ShareSettings = ShareSettings()
     dynamic_mig: bool = False

@@ -7,7 +7,7 @@ own device counts.
 
 DeviceTaintRules add their taints to those that drivers publish.
 
-`DeviceCache` keeps the result by node: a node whose slices and rules did not change is not read again.
+`DeviceCache` keeps the result by node: a node with unchanged slices and rules is not read again.
 """
 
 import re
@@ -44,7 +44,7 @@ _MODULE_UUID = re.compile(r"module(0|[1-9][0-9]?)UUID")
 
 
 class PublishedDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ResourceSlices of a cluster show."""
+    """The content of a cluster's ResourceSlices."""
 
     devices: tuple[DeviceRecord, ...] = ()
     pools: tuple[PoolRecord, ...] = ()
@@ -54,7 +54,7 @@ Rules = tuple[DeviceTaintRule, ...]
 
 
 class _NodeDevices(NamedTuple):
-    """The slices of one node with the rules that may concern them, and what they show."""
+    """The slices of one node with the rules that may concern them, and the devices in them."""
 
     slices: list[JsonMapping]
     rules: Rules
@@ -62,7 +62,7 @@ class _NodeDevices(NamedTuple):
 
 
 class DeviceCache:
-    """Devices of the previous reading: a node whose slices did not change is not read again."""
+    """Devices of the previous reading: a node with unchanged slices is not read again."""
 
     def __init__(self) -> None:
         self._newest: tuple[list[Object], Rules, dict[str, _NodeDevices], PublishedDevices] = (
@@ -160,7 +160,7 @@ def _key(attributes: Attributes) -> GpuKey:
 
 
 def _guid(value: object) -> Fact[int] | None:
-    """A fabric GUID in hexadecimal digits; None for anything else, because any driver may publish it."""
+    """A fabric GUID in hexadecimal digits, or None for anything else, because any driver may publish it."""
     try:
         guid = int(value, 16) if isinstance(value, str) else -1
     except ValueError:
