@@ -158,7 +158,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = DEFAULT_NAMESPACE
     """Of this program: its Lease is there."""
     listen: str | None = None
-    """`host:port` of /metrics and /healthz, or None for none."""
+    """`host:port` of /metrics and /healthz, or None to serve none."""
     kubeconfig: Path | None = None
     context: str | None = None
     kueue_checks: bool = False

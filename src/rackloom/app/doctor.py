@@ -9,9 +9,9 @@ Everything else is still read.
 Nothing is changed, no program is run and no library is called on the host: its files below `sysroot` are
 enough.
 
-Each finding carries a command that mends it. `command_access` derives from the same sources with which
-kubeconfig, address and credentials `kubectl` and `rackloom admin` reach this site, and the settings that
-the operator's environment still lacks.
+Each finding carries a command that mends it. `command_access` derives from the same sources the
+kubeconfig, address and credentials with which `kubectl` and `rackloom admin` reach this site, and the
+settings that the operator's environment still lacks.
 
 Each source imports its own reader: a folder without a site loads no database, no API client and no settings.
 """

@@ -3,8 +3,7 @@
 `serve_http` serves an ASGI application at `host:port` while its context is entered, and gives the port
 that it is bound to. Connections, handshakes and requests are limited (`serving.http_server`), so that no
 client can exhaust the process. `ended` is called with the reason for each connection that a limit closes.
-TLS comes from files, or from an `SSLContext` with a certificate that its owner may replace while the server
-runs.
+TLS comes from files, or from an `SSLContext` with a certificate that its owner may replace at any time.
 
 A port that is taken and a certificate that cannot be used raise `Refused` with the nearest fix.
 

@@ -281,8 +281,7 @@ def freeze_loaded_objects() -> None:
 
 SWITCH_INTERVAL = 0.001
 """Seconds. CPython's default is 0.005. A REST request changes threads several times. Beside a thread that
-computes (a reading of the map, an examination) each change waits for one interval, and beside two, for
-two."""
+computes (a reading of the map, an examination) each change waits for one interval, beside two for two."""
 
 
 def shorten_switch_interval() -> None:

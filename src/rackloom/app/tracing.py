@@ -7,7 +7,7 @@ The provider is not made the global one of the process: libraries that trace whe
 is set would add messages and paths that this module leaves out.
 
 Sampling decides at the beginning of a trace, by its id. A pass that works for a request is sent whenever
-that request is, for any id of the pass: half of a chain explains nothing. A caller's `traceparent` becomes
+that request is, regardless of its own id: half of a chain explains nothing. A caller's `traceparent` becomes
 a link and never the parent, because callers are not trusted to decide which spans a site records.
 """
 

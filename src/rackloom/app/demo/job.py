@@ -122,8 +122,7 @@ class RackJob:
         return {"pods": 0, "claims": 0, "computeDomains": 0, "gangPlans": 0, "reservedTrays": 0}
 
     async def _plan(self) -> GangPlan:
-        # The controller places the pods by the published devices. With a part of them this plan would be
-        # another.
+        # The controller places the pods by the published devices. With fewer devices this plan would differ.
         await wait_until(self._published, "not all nodes publish their GPUs")
         nodes, pods = (await self._whole.api.list(NODE)).items, (await self._whole.api.list(POD)).items
         slices = (await self._whole.api.list(RESOURCE_SLICE)).items

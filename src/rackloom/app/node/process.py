@@ -47,9 +47,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     sysroot: Path = Path("/")
     """The path of the host's root, for its /proc."""
     listen: str | None = None
-    """`host:port` of /metrics, /healthz and /readyz, or None for none."""
+    """`host:port` of /metrics, /healthz and /readyz, or None to serve none."""
     health_listen: str | None = None
-    """`host:port` of the gRPC health service, which kubelet probes at the pod's address, or None for none."""
+    """`host:port` of the gRPC health service, which kubelet probes at the pod's address, or None."""
     kubeconfig: Path | None = None
     context: str | None = None
     """None: the cluster that this pod runs in."""

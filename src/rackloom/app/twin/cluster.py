@@ -181,7 +181,7 @@ class TwinCluster(ClusterControl, frozen=True, kw_only=True):
 async def twin_cluster(
     racks: SimulatedRacks, folder: Path, chance: ClockAndRandom | None = None, *, elected: bool = False
 ) -> AsyncIterator[TwinCluster]:
-    """The trays of `racks` as a simulated cluster. `folder` is created for their files.
+    """The trays of `racks` as a simulated cluster. `folder` is deleted and created again for their files.
 
     `elected`: two replicas of Rackloom's controllers, with a Lease that names the leader.
     """

@@ -2,15 +2,14 @@
 
 `rackloom up` serves it beside REST, and writes its address and token into `control.json` in the home
 (mode 0600, deleted at the end), so anyone who may read the home may break the site. A client reads the site
-(`GET /site`), plays one step (`POST /step`, a table as JSON, or `POST /fault` for only one that breaks
-something) or a whole file (`POST /play`, the answer is a line of JSON for each step and one for the whole),
-and clears every fault (`POST /clear`).
+(`GET /site`), plays one step (`POST /step`, a table as JSON, or `POST /fault`, which takes only faults)
+or a whole file (`POST /play`, the answer is a line of JSON for each step and one for the whole), and clears
+every fault (`POST /clear`).
 
 The steps are those of scenario files, and a running site remembers the objects that they made: a later step
 or file may use the names of earlier ones. Steps that name an instance also take `rack-R/T`, for any occupant
 of tray T of rack R, so that trays which tenants got over REST can be broken too. One step or file is played
-at a time, and the next waits. A step that cannot be played is answered 400 with the reason and the nearest
-fix.
+at a time, and the next waits. A step that cannot be played is answered 400 with reason and nearest fix.
 
 The stage, which watches every change of the fabrics, is made for the first step: a site without any steps
 pays nothing for it.
@@ -180,8 +179,7 @@ class SitePlayer:
     async def _settle(self, steps: Iterable[Step]) -> None:
         """A step of the cluster needs its nodes, which appear after REST answers.
 
-        Other steps are played in the meantime: nodes do not appear before a fault of the API server is
-        repaired.
+        Other steps are played until then: nodes do not appear before a fault of the API server is repaired.
         """
         if any(step.step_kind.layer == "cluster" for step in steps):
             await self._site.nodes_settle()

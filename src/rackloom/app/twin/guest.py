@@ -299,8 +299,7 @@ async def guest_racks(
 ) -> AsyncIterator[GuestRacks]:
     """The trays of `racks` in the cluster behind `api`, and the controller of ComputeDomains.
 
-    Raises Refused before anything is made if the cluster is not one to work in, and Retry if it does not
-    answer.
+    Raises Refused, before anything is made, if the cluster is unsuitable, and Retry if it does not answer.
     """
     await refuse_foreign(api, racks)
     site = site_id(racks)

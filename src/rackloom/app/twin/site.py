@@ -1,7 +1,7 @@
 """The embedded site: simulated switch controllers, store, reconciler and REST, on loopback.
 
 Only the switch controllers are simulated, and they are reached over a real socket. Everything above them
-them is the software of real racks.
+is the software of real racks.
 
 A switch keeps its partitions when the control plane dies. The simulated switches live in the same
 process, so each of them writes its state to the home directory on every change and restores it at the
@@ -11,8 +11,8 @@ not belong together is refused as damaged.
 
 `open_embedded_home` holds the parts that outlive a restart of the service (store and switches).
 `embedded_service` is the service alone, which a scenario may stop and start. REST opens after each domain was
-observed once, because a batch that wants one domain needs to know the domains. `/metrics` has the content of
-`serve`, on the same loopback address.
+observed once, because a batch that wants one domain needs to know the domains. `/metrics` shows the
+same as under `serve`, on the same loopback address.
 """
 
 import asyncio

@@ -46,8 +46,8 @@ _decoder = msgspec.json.Decoder(DomainObservation)
 _outdated = sa.and_(
     observation.c.unknown_since.is_(None), observation.c.observed_at < sa.bindparam("valid_from", 0.0)
 )
-"""A reading from before the parameter `valid_from`, with no recorded loss. Without the parameter none
-is: writers have just read the controller."""
+"""A reading from before the parameter `valid_from`, with no recorded loss. Without the parameter no
+reading qualifies: writers have just read the controller."""
 _NO_GPUS = '"gpus":[]'
 """In encoded facts, of a reading that lists no GPU, and of no other: texts in JSON have no bare quotes."""
 _lists_gpus = sa.func.replace(observation.c.facts, _NO_GPUS, "") == observation.c.facts

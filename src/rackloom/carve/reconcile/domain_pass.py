@@ -21,8 +21,7 @@ An unknown outcome concerns the GPUs of the operation, and no others: the readin
 hold, and only these GPUs are blocked until a reading shows that the operation was carried out. A pass has
 at most `MAX_ROUNDS` rounds. A refused operation, and one whose outcome stays unknown, is left to the next
 pass. `DomainTurns` serializes the work of endpoints that report one domain: a plan made from an observation
-is void once another endpoint acted there. After a change the other controllers of the domain are read as
-well.
+is void once another endpoint acted there. After a change the domain's other controllers are read, too.
 
 `LeaseGuard` cancels the task that works under a lease when its deadline passes. A replica that is cut off
 from the database therefore stops before another one begins. The deadline is on a clock that counts while

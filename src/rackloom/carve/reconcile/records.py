@@ -4,7 +4,7 @@ Each function is one transaction when it runs through the store. Nothing here ca
 
 `record_observation` handles one complete reading, in this order:
 
-1. Drop a reading that is older than the recorded one, or if its endpoint no longer represents a chassis.
+1. Drop a reading if it is older than the recorded one, or if its endpoint no longer represents a chassis.
 2. Empty-observation guard: a reading without GPUs, of a domain where GPUs are recorded, loses the
    endpoint, unless another endpoint lists the GPUs of the domain. Then this one is a standby.
 3. No-op detection: a reading that repeats the previous one, while no work is pending in the domain,

@@ -1,7 +1,7 @@
 """The audit log: caller, origin and result of each request. Entries are appended, read, and pruned by age.
 
 An entry belongs to a request that changed something (`audit_trail`), or that was refused. `requests`
-is the number of like requests that it stands for. It holds identifiers and names: no body, no token, no
+is the number of like requests that it stands for. An entry holds identifiers and names: no body, no token, no
 secret. Of a body it has the names of the fields. Every text is cut to a limit. Nothing here changes an entry,
 and only `remove_oldest` deletes any. `tenant_org` is the tenant that may read the entry, and `by_operator`
 means that an operator or provider caused it.

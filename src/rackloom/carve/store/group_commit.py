@@ -61,8 +61,7 @@ class TransactionQueue:
         """The next write or read, which can no longer be cancelled, or None if nothing waits.
 
         `group` contains the organisations that share the transaction already. Also None if the next one is
-        among them and another organisation is in the group or waits. The group's work is then committed
-        first.
+        among them and another organisation is in the group or waits. The group then commits first.
         """
         with self._lock:
             queue = self._of(write)

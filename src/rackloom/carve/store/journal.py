@@ -17,8 +17,7 @@ Tenant events: a transactional outbox, written in the transaction of the change 
 one within a tenant, and the row of the counter stays locked until the commit. So a number never becomes
 visible before a smaller one. The newest 10,000 events of a tenant are kept.
 
-Operator steps: manual changes of an object. `OperatorOrder` carries the operator, the reason and
-the time.
+Operator steps: manual changes of an object. `OperatorOrder` carries the operator, the reason and the time.
 """
 
 from collections import defaultdict

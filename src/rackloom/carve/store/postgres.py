@@ -13,7 +13,7 @@ Record functions read widely before they write. Serializable transactions side b
 nearly always. The isolation level is SERIALIZABLE all the same, to protect against writers that use the
 database by other means. A transaction that the server rolled back (serialization failure, deadlock, lock
 timeout), or that could not be served, runs again with exponential backoff and random delay. After the last
-attempt the caller gets `StoreUnavailable`, or at once if the database is read-only or has no room.
+attempt the caller gets `StoreUnavailable`. It comes at once if the database is read-only or has no room.
 A connection lost during a commit raises `Unknown`: running the transaction again could apply it twice.
 
 Groups: the writes of a process that wait share one transaction (`group_commit`), and take turns by

@@ -13,10 +13,11 @@ shows the GPU outside the partition. `check_interfaces` refuses device instances
 have or that repeat, and partitions that are not Ready, at another site, or of another tenant. The last is
 answered as not found. If the VPC has a default logical partition, every interface must name that one.
 
-Warnings go with the answer and refuse nothing. They concern a logical partition that spans several NVLink
-domains, whose GPUs share no memory across domains, and a machine whose GPUs are split between partitions,
-because GPU feature discovery then drops its `nvidia.com/gpu.clique` label. The third is a chosen machine with
-GPUs in a partition that the site did not make: they join nothing until an operator adopts or releases it.
+Warnings go with the answer and refuse nothing. There is one if a logical partition spans several NVLink
+domains, because GPUs share no memory across domains, and one if a machine's GPUs are split between
+partitions, because GPU feature discovery then drops its `nvidia.com/gpu.clique` label. There is one if a
+chosen machine has GPUs in a partition that the site did not make: they join nothing until an operator adopts
+or releases it.
 """
 
 from collections.abc import Collection, Mapping, Sequence

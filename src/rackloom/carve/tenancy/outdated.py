@@ -4,7 +4,7 @@ Statuses are written when a reading is recorded, or its loss. If neither can be 
 so, rows remain Ready. So each reader calls `outdated_domains` of `observation.latest` first, and shows
 rows of these domains as the status writer would have written them:
 
-- an instance that is Ready is Unknown since the last reading, and its history begins with that entry
+- an instance that is Ready is Unknown since the last reading, and its history begins with that entry.
 - an interface that is Ready is Pending, with the reason.
 
 Every other status claims nothing about the present, and is shown as recorded. `shown_status_column` is the
