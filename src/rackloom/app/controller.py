@@ -156,7 +156,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     """Name of the pod. With a random part it is unique to this process."""
     namespace: str = DEFAULT_NAMESPACE
-    """Of this program: its Lease is there."""
+    """The namespace of this program and of its Lease."""
     listen: str | None = None
     """`host:port` of /metrics and /healthz, or None to serve none."""
     kubeconfig: Path | None = None

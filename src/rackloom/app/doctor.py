@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rackloom.app.snapshot.readers import RecordReader
     from rackloom.claim.kube.client import KubeClient
 
-# One host with NVIDIA GPUs, below the directory where its file system is seen.
+# One host with NVIDIA GPUs, below the directory of its file system.
 
 
 def has_nvidia_module(root: Path) -> bool:
@@ -154,7 +154,7 @@ class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster of the current kubeconfig."""
     kubeconfig: Path | None = None
     context: str | None = None
-    """Of the kubeconfig. None stands for its current one."""
+    """The context of the kubeconfig. None stands for its current one."""
     transfers: Path | None = None
     namespace: str | None = None
     """Namespace of IMEX daemons, or None for that of the configuration, else `DEFAULT_DAEMON_NAMESPACE`."""

@@ -143,7 +143,7 @@ class _LogFile(logging.FileHandler):
         self._reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging calls it)
-        """Report a line that could not be written, as logging does where its own output is at fault."""
+        """Report a line that could not be written, as logging does if its own output is at fault."""
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)

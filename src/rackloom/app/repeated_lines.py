@@ -1,7 +1,7 @@
 """The rate limit of log lines with the same cause: one processor for all of a process's events.
 
 A cause that lasts (a full disk, a controller that is switched off) is reported by each pass that meets it.
-Of lines from WARNING on that are equal but for their time, the first is written, and then one in
+Among lines from WARNING on that are equal except for their time, the first is written, and then one in
 `WINDOW_SECONDS`, with the number of those that were left out as `repeated`. Equal means: the same event,
 level and fields, and an exception of the same type and text. Lines below WARNING are steps that happened,
 and are all written.

@@ -46,10 +46,10 @@ class UninstallTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Which installation."""
 
     kubeconfig: Path | None = None
-    """None: $KUBECONFIG, ~/.kube/config, or the service account of this pod."""
+    """None stands for $KUBECONFIG, ~/.kube/config, or the service account of this pod."""
     context: str | None = None
     namespace: str = DEFAULT_NAMESPACE
-    """Of the driver. It belongs to Rackloom even if it carries no label."""
+    """The namespace of the driver. It belongs to Rackloom even if it carries no label."""
     helm_release: str | None = None
     """The Helm release by which it was installed. Objects of other releases stay."""
 

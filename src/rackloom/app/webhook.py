@@ -239,7 +239,7 @@ async def _body_with_share(request: Request, bodies: FairShare) -> AsyncIterator
 
 
 def _announced_size(request: Request) -> int:
-    """The memory that the body takes: its length, or the maximum where the request does not say."""
+    """The memory that the body takes: its length, or the maximum if the request does not give it."""
     length = request.headers.get("content-length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < _DIGITS else MAX_BODY
     if size > MAX_BODY or len(length) >= _DIGITS:

@@ -40,7 +40,7 @@ class DemoTenants:
         return {tenant.org: await tenant.create_instances() for tenant in self._tenants}
 
     async def keep_partitions(self) -> Evidence:
-        """Those that an earlier run left, and new ones where there are none."""
+        """The partitions that an earlier run left, or new ones if there are none."""
         return {tenant.org: await tenant.find_or_create_partition() for tenant in self._tenants}
 
     async def keep_instances(self) -> Evidence:

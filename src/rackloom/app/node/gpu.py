@@ -37,7 +37,7 @@ from rackloom.topology.discovery.nvidia_driver import NvidiaDriver
 from rackloom.topology.discovery.sysfs import Sysroot
 
 _PCI = Path("/sys/bus/pci")
-"""Of this container: it shows the host's functions, and the host's files may be mounted read-only."""
+"""This container's /sys shows the host's functions. The host's files may be mounted read-only."""
 
 
 class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     driver = _driver_spec(common, options)
     programs = DriverPrograms(options.driver_root, driver)
     settings = _settings(common, options)
-    # Also where the options are off: a claim may have a device that was made or bound before.
+    # Needed even if the options are off: a claim may have a device that was made or bound before.
     partitioner = None if options.inventory_file is not None else nvml
     binder = None if partitioner is None else PciBinder(_PCI, common.sysroot / "proc", nvml.closed)
     launcher = PodLauncher(launcher_socket(settings.mps_home)) if options.mps_in_pod else None

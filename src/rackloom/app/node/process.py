@@ -52,7 +52,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of the gRPC health service, which kubelet probes at the pod's address, or None."""
     kubeconfig: Path | None = None
     context: str | None = None
-    """None: the cluster that this pod runs in."""
+    """None stands for the cluster that this pod runs in."""
 
 
 class NodeService(Protocol):

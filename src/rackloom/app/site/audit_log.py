@@ -39,7 +39,7 @@ class AuditKeeper(msgspec.Struct, frozen=True, kw_only=True):
     keep_seconds: float
     """Entries that are older are removed."""
     keep_entries: int
-    """Of more entries the oldest are removed."""
+    """The oldest entries beyond this number are removed."""
 
     async def run(self) -> None:
         """Work until cancelled."""

@@ -34,10 +34,10 @@ FETCH_SECONDS = 10.0
 """For the document and the keys together."""
 MAX_BYTES = 1 << 20
 MAX_KEYS = 100
-"""Of all kinds, in a key set."""
+"""The most keys in a key set, of all kinds."""
 _PUBLIC_MEMBERS = ("kty", "kid", "use", "alg", "n", "e", "crv", "x", "y")
 _MAX_CHARACTERS = {"n": 1366, "e": 11}
-"""Of base64url without padding: 8192 bits and 8 bytes."""
+"""The most characters of base64url without padding: 8192 bits and 8 bytes."""
 _ALGORITHM_OF: dict[tuple[str | None, str | None], Algorithm] = {
     ("RSA", None): "RS256",
     ("EC", "P-256"): "ES256",
@@ -69,7 +69,7 @@ async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
 
 
 async def discovered_document(client: httpx2.AsyncClient, issuer: IssuerConfig) -> dict[str, Any]:
-    """The discovery document of an issuer. Raises Refused where it is not about this issuer."""
+    """The discovery document of an issuer. Raises Refused if it is not about this issuer."""
     document = json_object(
         await _fetch(client, issuer.discovery_url), f"the discovery document of {issuer.issuer}"
     )
@@ -82,7 +82,7 @@ async def discovered_document(client: httpx2.AsyncClient, issuer: IssuerConfig) 
 
 
 def https_address(document: dict[str, Any], name: str) -> str:
-    """An address that a discovery document names. Raises Refused where it is not https."""
+    """An address that a discovery document names. Raises Refused if it is not https."""
     url = document.get(name)
     if not isinstance(url, str) or not url.startswith("https://"):
         raise Refused(f"the discovery document of {document['issuer']} names no https {name}")
@@ -110,7 +110,7 @@ async def _fetch(client: httpx2.AsyncClient, url: str) -> bytes:
 
 
 async def read_answer(request: AbstractAsyncContextManager[httpx2.Response], url: str) -> tuple[int, bytes]:
-    """Status and body of an answer. Raises Refused where it is too large."""
+    """Status and body of an answer. Raises Refused if it is too large."""
     async with request as reply:
         content = bytearray()
         async for chunk in reply.aiter_raw():

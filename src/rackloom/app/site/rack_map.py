@@ -91,7 +91,7 @@ class _SurveyStore:
 
 
 class SiteSource:
-    """The site as its records show it, with its cluster and its transfers where there are any.
+    """The site as its records show it, with its cluster and its transfers, if any.
 
     A cluster may be set later: one that is followed (`follow`), or an API server that is listed again for
     each reading, with `cluster_version`, a cheap value that differs after a change.

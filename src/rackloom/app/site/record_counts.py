@@ -2,7 +2,7 @@
 
 Counted are logical and physical partitions, endpoints by state, domains in conflict, and for each domain
 its partitions, GPUs and compute nodes by health. A domain is counted from its newest valid observation.
-Of a domain that cannot be read now only the time of its last observation is reported, because its present
+For a domain that cannot be read now only the time of its last observation is reported, because its present
 content is unknown.
 
 The time from a change of intent to Ready is counted once per instance: each call counts the status
@@ -37,7 +37,7 @@ class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     uuid: str
     kind: ControllerKind
-    """Of the controller that was observed."""
+    """The kind of the observed controller."""
     observed_at: float
     partitions: Mapping[str, int]
     gpus: Mapping[str, int]
@@ -64,7 +64,7 @@ class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Domains with conflicting controllers."""
     domains: tuple[DomainCounts, ...]
     ready_seconds: tuple[float, ...]
-    """Of each instance that became Ready since the last count: seconds since its intent changed."""
+    """Seconds from change of intent to Ready, for each instance that became Ready since the last count."""
     newest_history: int
 
 

@@ -62,7 +62,7 @@ class Secret:
 class SecretProvider(Protocol):
     """Named secrets, each a few fields: `nmxm/default/auth` has `username` and `password`.
 
-    Raises Retry where the store cannot be reached, Refused where it denies access.
+    Raises Retry if the store cannot be reached, and Refused if it denies access.
     """
 
     async def read(self, path: str) -> Mapping[str, Secret] | None:

@@ -51,7 +51,7 @@ from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
 from rackloom.errors import Refused, Retry
 
-# TLS material and logins, read where the site keeps them.
+# TLS material and logins, read from the site's secret store.
 
 
 SECRET_FAMILY = {ControllerKind.NMX_C: "nmxc", ControllerKind.NMX_M: "nmxm"}
@@ -67,7 +67,7 @@ class SwitchSecrets:
     async def tls(self, kind: ControllerKind, serials: Sequence[str]) -> TlsMaterial:
         """The TLS material for the controller of these chassis.
 
-        Raises Refused and Retry as the provider does, OSError where a file cannot be read.
+        Raises Refused and Retry as the provider does, and OSError if a file cannot be read.
         """
         own: dict[str, Secret] = {}
         for serial in serials:
@@ -306,7 +306,7 @@ class Switches:
         self.clock = clock
 
     def check(self, url: str) -> None:
-        """Raise Refused for an invalid address, and for plaintext where the site does not allow it."""
+        """Raise Refused for an invalid address, and for plaintext if the site does not allow it."""
         if parse_controller_url(url).scheme == "http" and not self.config.allow_insecure:
             raise Refused(
                 f"{url} is plaintext, which this site does not allow",

@@ -24,9 +24,9 @@ class RecordMarks(NamedTuple):
     """The ends of the records' journals at a reading."""
 
     revisions: Mapping[str, int]
-    """Of each NVLink domain."""
+    """The intent revision of each NVLink domain."""
     newest: Mapping[str, int]
-    """Of each journal, the number of its newest entry."""
+    """The number of the newest entry of each journal."""
     compared_at: float
     """When all records were compared, whether or not a journal names them."""
 

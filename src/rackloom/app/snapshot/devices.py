@@ -141,7 +141,7 @@ def _record(device: SliceDevice, trays: Mapping[tuple[str, str], GpuKey], rules:
 
 
 def _kind(device: SliceDevice) -> str:
-    # As `is_whole_gpu` has it: a GPU driver may publish no type.
+    # As in `is_whole_gpu`: a GPU driver may publish no type.
     kind = str(device.attributes.get("type", "gpu" if device.driver == names.GPU_DRIVER else ""))
     if device.driver in (names.GPU_DRIVER, names.IMEX_DRIVER):
         return "channel" if kind == names.ISOLATED_CHANNEL_TYPE else kind

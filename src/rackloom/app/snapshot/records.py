@@ -54,7 +54,7 @@ from rackloom.core.partitions.domain import GpuHealth
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 from rackloom.topology.part_names import PartName
 
-# Rows in groups, of which only changed ones are fetched.
+# Rows in groups. Only changed groups are fetched.
 
 
 GroupRows = tuple[Any, ...]

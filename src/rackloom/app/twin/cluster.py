@@ -172,7 +172,7 @@ class TwinCluster(ClusterControl, frozen=True, kw_only=True):
     """A running cluster of the twin."""
 
     terms: list[Leadership]
-    """Of every term of the controllers so far, the newest last."""
+    """Every term of the controllers so far, the newest last."""
     work: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 

@@ -58,7 +58,7 @@ from rackloom.topology.rack import RackProfile
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 1 << 20
-"""Of a request: a scenario file is a few kilobytes."""
+"""The size limit of a request: a scenario file is a few kilobytes."""
 
 # The site that is controlled.
 
@@ -139,7 +139,7 @@ class SitePlayer:
         return played
 
     def read(self, text: str, name: str, where: str) -> Scenario:
-        """The scenario in a file. Refused where it is none, or is not one of this site."""
+        """The scenario in a file. Refused if it is not a scenario, or not one of this site."""
         defaults = {"profile": self._site.profile_name, "racks": self._site.racks}
         scenario = parse_scenario(text, name, where, known=self._known(), defaults=defaults)
         if scenario.profile != self._site.profile_name:

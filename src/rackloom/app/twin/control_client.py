@@ -49,7 +49,7 @@ class ControlClient:
         self._http.close()
 
     def site(self) -> SiteReport:
-        """The site now. Raises Refused where it does not answer."""
+        """The site now. Raises Refused if it does not answer."""
         return self._ask("GET", "site", None, SiteReport)
 
     def step(self, table: Mapping[str, Any]) -> PlayedStep:

@@ -33,7 +33,7 @@ class SiteReport(msgspec.Struct, frozen=True, kw_only=True):
     """A running simulated site."""
 
     url: str
-    """Of REST and the rack map."""
+    """The address of REST and the rack map."""
     kubeconfig: str
     """Path of the file that opens the cluster."""
     profile: str

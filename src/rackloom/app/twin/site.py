@@ -196,7 +196,7 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
     reconciling: "asyncio.Task[None]"
     """Ends only when something is wrong."""
     codes: SignInCodes
-    """Of the links that sign a browser in."""
+    """The codes of the links that sign a browser in."""
 
     def sign_in_link(self, org: str, roles: Sequence[str]) -> str:
         """A link, valid for a quarter of an hour, that signs a browser in to the rack map for a day."""

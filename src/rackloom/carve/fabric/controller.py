@@ -195,7 +195,7 @@ class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
     kind: ControllerKind
     scheme: str
     host: str
-    """In brackets where it is an IPv6 address."""
+    """In brackets if it is an IPv6 address."""
     port: int | None
     domain: str | None
     """The domain, if the URL names one of several. Its uuid is in lower case."""

@@ -104,7 +104,7 @@ def _insert_site(
 
 
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A compute tray: where it sits and how many GPUs it has."""
+    """A compute tray: its place and its number of GPUs."""
 
     chassis_serial: str
     slot: int
@@ -351,7 +351,7 @@ def seed_embedded_site(
 
 
 def machine_id_of_tray(tray: MachineRecord | ComputeTray) -> str:
-    """The machine id of a tray: where it sits, as letters that are safe in a URL."""
+    """The machine id of a tray: its place, in letters that are safe in a URL."""
     return f"{tray.chassis_serial}-{tray.slot}".lower()
 
 

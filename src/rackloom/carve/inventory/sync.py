@@ -219,7 +219,7 @@ def _move_to_domain(
 
 
 def _mark_missing(conn: sa.Connection, observation: DomainObservation, observed: set[str]) -> None:
-    """A machine of the domain of which the controller lists no GPU is off, absent or broken."""
+    """A machine of the domain without any GPU in the controller's list is off, absent or broken."""
     rows = conn.execute(_MACHINES_IN_DOMAIN, {"domain": observation.domain}).all()
     lost = [row.id for row in rows if row.id not in observed and row.missing_since is None]
     back = [row.id for row in rows if row.id in observed and row.missing_since is not None]
@@ -269,7 +269,7 @@ _MACHINES_ELSEWHERE = sa.select(machine.c.chassis_serial, machine.c.slot, machin
 
 
 def domains_sharing_hardware(conn: sa.Connection, reading: DomainObservation) -> frozenset[str]:
-    """Other domains that have machines in slots of which `reading` lists GPUs."""
+    """Other domains that have machines in the slots of GPUs in `reading`."""
     slots = {(gpu.chassis_serial, gpu.slot) for gpu in reading.gpus}
     serials = {serial for serial, _ in slots}
     rows = conn.execute(_MACHINES_ELSEWHERE, {"serials": list(serials), "domain": reading.domain})

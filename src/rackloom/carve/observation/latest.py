@@ -15,7 +15,7 @@ as lost since it was made. `latest_of_domains` chooses in this order:
 
 `outdated_domains` names the domains with records that still rest on outdated readings.
 
-Empty-observation guard: a reading without any GPU, of a domain where GPUs are recorded, is no reading.
+Empty-observation guard: a reading without any GPU, of a domain with recorded GPUs, is no reading.
 A controller that has just started, or a standby, answers for its domain before it knows the content.
 Losing a standby makes nothing unknown.
 
@@ -198,7 +198,7 @@ def _rows_of_domains(
 def _unknown_domains(
     conn: sa.Connection, rows: Mapping[str, Sequence[sa.Row[Any]]]
 ) -> dict[str, LatestObservation]:
-    """Of the domains with these readings, those that are unknown, and why."""
+    """The unknown domains among those with these readings, each with the reason."""
     doubts = {domain: _why_unknown(domain, readings) for domain, readings in rows.items()}
     unknown = {domain: doubt for domain, doubt in doubts.items() if doubt is not None}
     newest = {domain: newest_valid_row(rows[domain]) for domain, doubt in doubts.items() if doubt is None}
@@ -233,12 +233,12 @@ def _observed(rows: Sequence[sa.Row[Any]]) -> LatestObservation:
 
 
 def newest_valid_row(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
-    """Of rows with `LISTS_GPUS`, at least one: the row with the latest state of the domain."""
+    """The row with the latest state of the domain, from at least one row with `LISTS_GPUS`."""
     return valid_rows(rows)[0]
 
 
 def valid_rows(rows: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
-    """Of rows with `LISTS_GPUS`, at least one: the valid readings, newest first.
+    """The valid readings, newest first, from at least one row with `LISTS_GPUS`.
 
     These are all that list a GPU and are not lost. Where all that list a GPU are lost, it is the newest of
     these: what remains is the reading of a standby, which lists no GPU and is no evidence.

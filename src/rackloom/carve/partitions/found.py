@@ -55,7 +55,7 @@ class Owner(StrEnum):
 class FoundPartitionView(msgspec.Struct, frozen=True, kw_only=True):
     """A partition in the newest observation of its domain.
 
-    Its health is unknown where any reading contradicts itself about a GPU of it.
+    Its health is unknown if any reading contradicts itself about one of its GPUs.
     """
 
     domain: str

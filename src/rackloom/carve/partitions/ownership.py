@@ -454,7 +454,7 @@ class ForeignTray(msgspec.Struct, frozen=True, order=True):
     machine_id: str
     partition_id: int
     name: str
-    """Of the partition. It may reveal the owner: for operators only."""
+    """The name of the partition. It may reveal the owner: for operators only."""
 
 
 # Built once: every new instance, and every pass that applies an observation, runs these.

@@ -17,7 +17,7 @@ operator's plan through the first endpoint of its domain that leads.
 
 `ConcurrencySlots` bounds how many domains are worked on at once. A domain for which a caller waits goes
 before those that are only due, but one of `MAX_AWAITED_IN_A_ROW + 1` slots goes to the latter. Organisations
-that wait take turns, as `FairQueue` has it: none waits for all domains of another. A pass that takes longer
+that wait take turns, as in `FairQueue`: none waits for all domains of another. A pass that takes longer
 than `MAX_SLOT_SECONDS` gives its slot up and continues without one, so that a slow controller delays no
 other domain.
 """

@@ -272,7 +272,7 @@ def record_observation(
     now: float,
     valid_seconds: float = DEFAULT_VALID_SECONDS,
 ) -> ControllerConflict | None:
-    """Record a complete reading, and update inventory, ownership and statuses where it is valid.
+    """Record a complete reading, and update inventory, ownership and statuses if it is valid.
 
     Returns the conflict of the domain, during which no operation may begin. A reading is outdated at the age
     `valid_seconds`.
@@ -378,7 +378,7 @@ def begin_operation(
     """Record an operation before the controller is called. Return the id that `finish_operation` takes.
 
     Raises LeaseLost, ConflictingControllers, or Refused: the endpoint never answered, the partition name is
-    taken, or a GPU is no longer wanted where the operation would put it. Then the plan is out of date.
+    taken, or a GPU is no longer wanted in the target of the operation. Then the plan is out of date.
     """
     # Fencing. The lease is checked in the transaction that records the operation, so a replica that lost
     # it can record nothing, and an unrecorded operation is never requested.

@@ -122,7 +122,7 @@ class AuditTrail:
         owner = object_of(conn, *self.owner).tenant_org if self.owner else None
         value = work(conn)
         append_entries(conn, self._entries(conn, value, before, owner))
-        # Of no consequence where the transaction fails: the request is refused then.
+        # This does not matter if the transaction fails: the request is refused then.
         self.is_recorded = True
         return value
 

@@ -51,7 +51,7 @@ class HomeDirectoryLock:
     """An exclusive lock on a home directory, held until `release` or the end of the process."""
 
     def __init__(self, home: Path) -> None:
-        """Take the lock. Raises Refused naming the process that has it."""
+        """Take the lock. Raises Refused with the process that has it."""
         home.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

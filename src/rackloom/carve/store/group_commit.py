@@ -5,7 +5,7 @@ therefore share one transaction (DeWitt et al., SIGMOD 1984). Each is a savepoin
 fails, and no caller hears of success before the shared commit is durable. Members are taken from the queue
 one after another, so that a newcomer need not wait for the next group.
 
-Fairness: waiting transactions take turns by organisation, as `FairQueue` has it, charged by the time that
+Fairness: waiting transactions take turns by organisation, as in `FairQueue`, charged by the time that
 they took. While several organisations wait, a group has one member of each, so that none waits for the
 backlog of another. `Store.on_behalf_of` names the organisation. The site's own work is one more.
 

@@ -309,7 +309,7 @@ def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
     _SAVEPOINT.run(conn)
     try:
         result = job.work(conn)
-        # Fails where the work swallowed an error of a statement, after which PostgreSQL commits nothing.
+        # Fails if the work swallowed an error of a statement, after which PostgreSQL commits nothing.
         _RELEASE.run(conn)
     except Exception as error:
         if postgres_fault(error, write=True) or _is_retryable(error):

@@ -27,7 +27,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 MAX_KEPT_BYTES = 64 << 10
-"""Of the fields without a meaning here that one object keeps, as JSON: they are read with the object."""
+"""Limit of fields without a meaning here that one object keeps, as JSON. They are read with the object."""
 
 
 def has_too_large_fields(kept: Mapping[str, Any]) -> bool:

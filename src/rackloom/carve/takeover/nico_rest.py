@@ -86,7 +86,7 @@ class NicoClient:
         return _decode(self._answer(reader, path, {}), Json, path)
 
     def list_all(self, reader: NicoReader, path: str, **filters: str) -> list[Json]:
-        """All objects of a list. Raises Retry where the list changed between two pages."""
+        """All objects of a list. Raises Retry if the list changed between two pages."""
         found: list[Json] = []
         total = 1
         while len(found) < total:

@@ -100,7 +100,7 @@ class StepOrder(msgspec.Struct, frozen=True):
 
 
 def do_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOutcome]:
-    """Do one step of a plan, unless it is done. Raises Rejected where the site has changed since the plan."""
+    """Do one step of a plan, unless it is done. Raises Rejected if the site has changed since the plan."""
     match step:
         case PauseDomain():
             return _pause(conn, step.domain, order)

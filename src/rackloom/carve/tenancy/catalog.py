@@ -80,7 +80,7 @@ def check_site_registered(site: sa.Row[Any]) -> None:
 
 
 def check_nvlink_enabled(site: sa.Row[Any]) -> None:
-    """Refuse NVLink partitions where the site has disabled them."""
+    """Refuse NVLink partitions if the site has disabled them."""
     if not site.capabilities.get("nvLinkPartition"):
         raise invalid("Site specified in request does not have NVLink Partition capability enabled")
 

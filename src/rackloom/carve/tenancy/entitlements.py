@@ -286,7 +286,7 @@ def update_allocation_constraint(
 
 
 def delete_allocation(conn: sa.Connection, provider_id: str, allocation_id: str, now: float) -> None:
-    """Delete an allocation of which the tenant uses nothing and has nothing reserved."""
+    """Delete an allocation that the tenant neither uses nor has reserved."""
     row = get_allocation(conn, provider_id, allocation_id)
     constraints = constraints_of_allocations(conn, [allocation_id])
     allocated = {constraint.instance_type_id: constraint.value for constraint in constraints}

@@ -252,7 +252,7 @@ class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):
     instance_type_id: str | None
     machine_id: str | None = None
     interfaces: tuple[InterfaceSpec, ...] | None = None
-    """None: those that follow from the VPC's default."""
+    """None stands for the interfaces that follow from the VPC's default."""
     one_domain: bool = True
     same_domain: bool = False
     """All in one domain, one where their logical partitions have members already, if they have any."""

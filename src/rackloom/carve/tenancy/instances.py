@@ -97,7 +97,7 @@ def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, no
 def forget_instance(conn: sa.Connection, instance: sa.Row[Any], now: float) -> frozenset[str]:
     """Delete the records of an instance whose GPUs stay where they are. Return the domains to wake.
 
-    Only for an instance of which no partition of the site holds a GPU: the GPUs of any other are released.
+    Only for an instance whose GPUs are in no partition of the site. The GPUs of any other are released.
     """
     if instance.status == Status.TERMINATING:
         raise conflict("Instance is terminating")

@@ -238,7 +238,7 @@ class NewVpc(msgspec.Struct, frozen=True, kw_only=True):
     logical_partition_id: str | None = None
     extra: Mapping[str, Any] = {}
     id: str | None = None
-    """None: any."""
+    """None stands for any id."""
 
 
 def create_vpc(conn: sa.Connection, tenant_id: str, wanted: NewVpc, now: float, ids: IdFactory) -> str:

@@ -17,7 +17,7 @@ Two kinds of trays are withheld:
 - A tray is shut if its GPUs could not join a partition now. A partition that the site did not make holds a
   GPU of it (`partitions.ownership`), or the newest valid reading of its domain lists GPUs of the tray, but
   not all that are recorded there. The inventory sync marks an unlisted GPU in place of its last health, which
-  means nothing any more. A tray of which no GPU is listed is missing, and its machine shows that. While a
+  means nothing any more. A tray without any listed GPU is missing, and its machine shows that. While a
   domain cannot be read, its trays stay as they were last seen.
 """
 

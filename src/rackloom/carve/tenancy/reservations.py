@@ -34,7 +34,7 @@ MAX_SECONDS = 366 * 86_400.0
 """The longest time ahead: a forgotten reservation ends within a year."""
 
 MAX_TRAYS = 4096
-"""Of one reservation."""
+"""The most trays of one reservation."""
 
 
 class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Statistics: how many machines, instances and VPCs are in which status, and who uses machines of which type.
+"""Statistics: machines, instances and VPCs by status, and the machines of each type by organisation.
 
 The database counts. Statuses are those that the lists show, so that a statistic and a list never disagree: a
 machine with an instance is always InUse, and an instance whose last reading is outdated is
@@ -44,7 +44,7 @@ class MachineUse(msgspec.Struct, frozen=True):
     allocations: list[AllocatedMachines]
 
     def used_of_type(self, type_id: str) -> StatusCounts:
-        """The machines of a type that carry instances, of whichever tenant."""
+        """The machines of a type that carry instances of any tenant."""
         return sum((counts for (_, of), counts in self.used.items() if of == type_id), Counter())
 
     def max_allocatable(self, type_id: str) -> int:

@@ -80,7 +80,7 @@ _IPV4_MAPPED = "0000000000000000FFFF0000"
 class TcpSocket(msgspec.Struct, frozen=True):
     """One socket. `own` and `peer` are the addresses of both sides as the kernel prints them, in hex.
 
-    An IPv4 address is in its short form, whichever family its socket has.
+    An IPv4 address is in its short form in sockets of both families.
     """
 
     own: str
@@ -125,7 +125,7 @@ _VERSION_WITH_CDI_ON = 3
 """Version of the configuration that only containerd 2 reads, and that has CDI on (containerd 2.0's notes)."""
 _MOST_FILES = 64
 _MOST_CHARACTERS = 1024 * 1024
-"""Of all files together."""
+"""The limit for all files together."""
 _MOST_DOTS_IN_LINE = 100
 """In one line: tomllib's time grows with the square of a key's parts."""
 _WILDCARDS = re.compile(r"[*?\[]")
@@ -226,7 +226,7 @@ def _imported_files(host: Sysroot, beside: PurePosixPath, imports: list[Any]) ->
 
 
 def _toml_part(table: TomlTable, key: str, kind: type[T]) -> T:
-    """A part of a table, empty where it has none. Raises ValueError for one of another kind."""
+    """A part of a table, or an empty one if it is missing. Raises ValueError for one of another kind."""
     value = table.get(key, kind())
     if not isinstance(value, kind):
         raise ValueError(f"{key} is no {kind.__name__}")

@@ -163,7 +163,7 @@ class Buffer(ABC):
     @property
     @abstractmethod
     def address(self) -> int:
-        """Of the first byte."""
+        """The address of the first byte."""
 
     @abstractmethod
     def put(self, offset: int, data: Any) -> None:
@@ -230,7 +230,7 @@ class HostBuffer(Buffer):
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """The address of the first byte."""
         return int(self.array.ctypes.data)
 
     def put(self, offset: int, data: Any) -> None:
@@ -278,7 +278,7 @@ class DeviceBuffer(Buffer):
 
     @property
     def address(self) -> int:
-        """Of the first byte, in the unified address space."""
+        """The address of the first byte, in the unified address space."""
         return self._pointer.value
 
     def put(self, offset: int, data: Any) -> None:

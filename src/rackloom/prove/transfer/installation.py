@@ -3,7 +3,7 @@
 NIXL is no dependency of Rackloom. Its wheels declare torch, several gigabytes that a transfer between
 buffers never imports, and no resolver can leave out the dependencies of a wheel. `installer_command`
 therefore installs exactly the wheels of requirements/nixl.txt, by hash and without their dependencies, into
-the environment of this interpreter: with pip where the environment has it, otherwise with uv, which makes
+the environment of this interpreter: with pip if the environment has it, otherwise with uv, which makes
 environments without pip.
 
 `nixl_missing_reason` decides in this order: no wheels exist for this machine, NIXL is not installed, or it is

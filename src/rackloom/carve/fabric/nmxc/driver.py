@@ -166,7 +166,7 @@ FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
 
 
 def heart_beat_rate(interval: float) -> int:
-    """Seconds between heart beats where a pass runs every `interval` seconds.
+    """Seconds between heart beats if a pass runs every `interval` seconds.
 
     Silence and one unanswered call then end within half an interval of a few seconds or more.
     """

@@ -222,7 +222,7 @@ class NmxmLogin(msgspec.Struct, frozen=True):
 
 
 ReadLogin = Callable[[], Awaitable[NmxmLogin]]
-"""Reads the login where it is kept. Raises FabricUnavailable when it cannot be had."""
+"""Reads the login from its store. Raises FabricUnavailable if it cannot be read."""
 
 
 class NmxmSession:

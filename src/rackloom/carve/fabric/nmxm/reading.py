@@ -58,7 +58,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     entity: str
     partition: ObservedPartition
     members: Mapping[int, protocol.PartitionMember]
-    """Fabric GUID -> the member as NMX-M has it. Locations without a GPU are in `empty_locations`."""
+    """Fabric GUID -> the member in NMX-M. Locations without a GPU are in `empty_locations`."""
     empty_locations: tuple[protocol.PartitionMember, ...]
 
     @property
@@ -73,7 +73,7 @@ class DomainReading(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     gpus: tuple[ObservedGpu, ...]
     entities: Mapping[int, protocol.NmxmGpu]
-    """Fabric GUID -> the GPU as NMX-M has it."""
+    """Fabric GUID -> the GPU in NMX-M."""
     partitions: Mapping[int, PartitionState]
     """By number."""
     uncertain: frozenset[int]
