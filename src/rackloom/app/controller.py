@@ -151,7 +151,7 @@ BURST = 2000
 
 
 class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How this process runs."""
+    """Options of this process."""
 
     identity: str
     """Name of the pod. With a random part it is unique to this process."""

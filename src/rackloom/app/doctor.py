@@ -82,7 +82,7 @@ def host_findings(root: Path, snapshot: SiteSnapshot) -> tuple[Finding, ...]:
     return (*check_host(evidence), *check_host_nics(machine, here), *links)
 
 
-# With which options commands reach the examined site.
+# The options with which commands reach the examined site.
 
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 (compared, not listened on)
@@ -98,7 +98,7 @@ def command_access(
     context: str | None = None,
     cluster: bool = False,
 ) -> SiteCommands:
-    """How `kubectl` and `rackloom admin` reach the site that was read from these sources."""
+    """The access of `kubectl` and `rackloom admin` to the site that was read from these sources."""
     if config is None:
         kubectl = _kubectl_options(kubeconfig, context)
         if home is None:
@@ -400,7 +400,7 @@ def _check_database(folder: Path, config: Path | None) -> None:
 
 
 def _staleness(sources: DoctorSources, config: "Config | None", now: float) -> "Staleness":
-    """How old readings may be. With SQLite also whether the service that reads the fabrics runs."""
+    """The age up to which readings count. With SQLite, also whether the reading service runs."""
     from rackloom.app.snapshot.fabric import Staleness
     from rackloom.app.snapshot.readers import is_running
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SERVICE: Final = "rackloom-site"
 PATH: Final = "/v1/traces"
 EXPORT_SECONDS: Final = 5.0
-"""How long one export, and the last one at the end of the process, may take."""
+"""The longest time of one export, and of the last one at the end of the process."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SAMPLED: Final = 0x01
 

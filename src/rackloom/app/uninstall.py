@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class UninstallTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Which installation."""
+    """The installation to remove."""
 
     kubeconfig: Path | None = None
     """None stands for $KUBECONFIG, ~/.kube/config, or the service account of this pod."""

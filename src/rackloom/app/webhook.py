@@ -138,7 +138,7 @@ BODY_SECONDS = 10.0
 BODIES, BODIES_OF_AN_ADDRESS = 32 << 20, 16 << 20
 """Bytes of all bodies that are being read or reviewed at a time."""
 MAX_VALUES = 500_000
-"""In one body. JSON of no more than `{},{},{}` takes 24 times its length once it is read."""
+"""Limit for one body. JSON of no more than `{},{},{}` takes 24 times its length once it is read."""
 _DIGITS = 16
 ReviewHandler = Callable[[ReviewRequest], Awaitable[AdmissionVerdict]]
 
@@ -271,7 +271,7 @@ BURST = 1000
 
 
 class WebhookOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How this process runs."""
+    """Options of this process."""
 
     identity: str
     """Name of the pod. With a random part it is unique to this process."""

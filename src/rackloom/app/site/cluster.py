@@ -85,7 +85,7 @@ class ClusterFollower:
         )
 
     def reach(self) -> ClusterFreshness:
-        """When all kinds were last observed, and since when any of them is unknown."""
+        """The time when all kinds were last observed, and since when any of them is unknown."""
         times = [informer.observed_at for informer in self._informers.values()]
         oldest = None if None in times else min(time for time in times if time is not None)
         return ClusterFreshness(self._epoch_time(oldest), self._epoch_time(self._unknown_since()))

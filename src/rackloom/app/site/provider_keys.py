@@ -31,7 +31,7 @@ from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 
 FETCH_SECONDS = 10.0
-"""For the document and the keys together."""
+"""The time limit for the document and the keys together."""
 MAX_BYTES = 1 << 20
 MAX_KEYS = 100
 """The most keys in a key set, of all kinds."""
@@ -44,7 +44,7 @@ _ALGORITHM_OF: dict[tuple[str | None, str | None], Algorithm] = {
     ("OKP", "Ed25519"): "EdDSA",
     ("OKP", "Ed448"): "EdDSA",
 }
-"""By type and curve."""
+"""The algorithm by type and curve."""
 
 
 class NoUsableKeys(Refused):

@@ -50,7 +50,7 @@ from rackloom.web.viewers import Authenticator, Viewer
 
 T = TypeVar("T")
 POLL_SECONDS = 0.1
-"""How often the map looks for changes in the records."""
+"""The interval at which the map looks for changes in the records."""
 TIMELINE_PER_ORG = 50
 """Operations of each organisation, so that one cannot displace the entries of another."""
 _OPERATOR_ROLES = frozenset({Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER})

@@ -59,7 +59,7 @@ class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
     physical_partitions: int
     """Created by the site and observed. A partition that was only requested does not count yet."""
     endpoints: Mapping[str, int]
-    """By state: known, unknown, never (read)."""
+    """Endpoints by state: known, unknown, never (read)."""
     disputed_domains: int = 0
     """Domains with conflicting controllers."""
     domains: tuple[DomainCounts, ...]

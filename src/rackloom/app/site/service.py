@@ -182,7 +182,7 @@ class _CredentialStore:
 
 Job = Coroutine[Any, Any, None]
 FIRST_READINGS_SECONDS = 5.0
-"""How long the listeners wait for controllers at the start: one that does not answer is left out."""
+"""The longest wait of the listeners for controllers at the start. One that does not answer is left out."""
 
 
 class SiteService(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ OLDEST_SECONDS = 30.0
 QUICK_SECONDS = 0.5
 """An examination that takes no longer delays the snapshot, and is followed by no rest."""
 REST = 3.0
-"""How many times as long as it took an examination that was not quick is followed by none."""
+"""The rest after an examination that was not quick, as a multiple of its duration."""
 DELAY_SECONDS = 0.25
 """Seconds at most before an examination starts, in which the snapshot is drawn first."""
 LONGEST_HALT_SECONDS = 1.0

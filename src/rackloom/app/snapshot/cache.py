@@ -28,7 +28,7 @@ class RecordMarks(NamedTuple):
     newest: Mapping[str, int]
     """The number of the newest entry of each journal."""
     compared_at: float
-    """When all records were compared, whether or not a journal names them."""
+    """The time when all records were compared, even those that no journal names."""
 
 
 class ReadCache:

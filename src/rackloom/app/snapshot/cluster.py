@@ -78,7 +78,7 @@ _GANGS_FORBIDDEN = "GangPlans may not be listed, so gangs are not judged"
 _MOST_NAMED = 16
 """Unreadable objects that are named, each with its reason."""
 _FAULTS = {kind: partial(find_fault, kind) for kind in (RESOURCE_SLICE, NODE, RESOURCE_CLAIM, POD)}
-"""By kind: why an object is left out."""
+"""The reason why an object is left out, by kind."""
 _MOST_WITHHELD = 64
 """The most pending claims of one reading for which the devices withheld by rules are found."""
 
@@ -110,7 +110,7 @@ class Lister(Protocol):
 
 
 class ClusterFreshness(msgspec.Struct, frozen=True):
-    """How recent a cache of a cluster is, in seconds since the epoch."""
+    """The freshness of a cluster's cache, in seconds since the epoch."""
 
     at: float | None
     """The last update of the least recently updated kind, or None if some kind was never listed."""
@@ -297,7 +297,7 @@ def _claim_users(claim: Object) -> tuple[str, tuple[str, ...]]:
 
 
 _PodStart = tuple[float | None, str]
-"""When the kubelet accepted a pod, if it reports it, and the controller that makes the pod again."""
+"""The time when the kubelet accepted a pod, if reported, and the controller that makes the pod again."""
 
 
 def _pod_start(pod: Object) -> tuple[str, _PodStart]:

@@ -43,7 +43,7 @@ from rackloom.topology.join_key import SlotKey
 
 
 class Staleness(msgspec.Struct, frozen=True):
-    """When a reading is too old to show the present state."""
+    """The age at which a reading no longer shows the present state."""
 
     now: float
     seconds: float
@@ -69,7 +69,7 @@ class _EndpointReading(msgspec.Struct, frozen=True):
 
 
 class _Unknown(NamedTuple):
-    """Why the newest reading of a domain does not show the present state."""
+    """The reason why the newest reading of a domain does not show the present state."""
 
     since: float | None = None
     reason: str = ""
@@ -120,7 +120,7 @@ class _DecodedReading(NamedTuple):
     gpus: tuple[FabricGpuRecord, ...]
     partitions: tuple[PartitionRecord, ...]
     uncertain: int
-    """How many GPUs the lists of the controller contradict each other about."""
+    """The number of GPUs about which the controller's lists contradict each other."""
     multicast_limit: int | None
     multicast_used: int | None
 

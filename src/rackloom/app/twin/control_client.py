@@ -116,7 +116,7 @@ class ControlClient:
 
 
 def read_access(home: Path) -> ControlAccess:
-    """How the control of the site in a home is reached. Refused where none runs there."""
+    """The access to the control of the site in a home. Refused if none runs there."""
     try:
         return decode_json(control_file(home).read_bytes(), str(home), ControlAccess)
     except OSError as error:

@@ -22,7 +22,7 @@ class TrayReport(msgspec.Struct, frozen=True):
     """A tray."""
 
     name: str
-    """As `rack-01/slot-2`."""
+    """The tray's name, such as `rack-01/slot-2`."""
     node: str
     """Its name in the cluster."""
     machine: str

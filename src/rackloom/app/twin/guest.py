@@ -75,13 +75,13 @@ from rackloom.lab.switches.fabric import SeededNames
 SITE_LABEL = "rackloom.dev/simulated-site"
 """Says which simulated site made an object, and with that, who may delete it."""
 SERVED_SECONDS = 30.0
-"""How long an API server may take to serve a new type."""
+"""The longest time that an API server may take to serve a new type."""
 _DRIVERS = (GPU_DRIVER, IMEX_DRIVER, NIC_DRIVER)
 Announce = Callable[[str], None]
 
 
 class GuestOptions(msgspec.Struct, frozen=True):
-    """Which cluster, and how the trays stand in it."""
+    """The cluster that the trays join, and their marks in it."""
 
     kubeconfig: Path
     context: str | None = None

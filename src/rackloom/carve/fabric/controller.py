@@ -111,7 +111,7 @@ QUICK_SECONDS = 1.0
 REREAD_PAUSES = (0.05, 0.2)
 """Seconds before each further attempt."""
 REREAD_SECONDS = 1.0
-"""How long the further attempts may take together."""
+"""The time limit of all further attempts together."""
 
 
 async def read_again_in_doubt(driver: FabricDriver) -> DomainObservation:
@@ -195,7 +195,7 @@ class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
     kind: ControllerKind
     scheme: str
     host: str
-    """In brackets if it is an IPv6 address."""
+    """The host, in brackets if it is an IPv6 address."""
     port: int | None
     domain: str | None
     """The domain, if the URL names one of several. Its uuid is in lower case."""

@@ -139,7 +139,7 @@ _LAST_CHANGE = sa.select(
 
 
 class ControllerConflict(msgspec.Struct, frozen=True):
-    """Why the readings of two controllers cannot both be true, and since when (seconds since the epoch)."""
+    """The contradiction between two controllers' readings, and its start (seconds since the epoch)."""
 
     domain: str
     reason: str
@@ -281,7 +281,7 @@ def _conflict_of_row(row: Any) -> ControllerConflict:
     return ControllerConflict(row.domain, row.reason, row.since, row.rival)
 
 
-# Which other domains to compare with.
+# The other domains to compare with.
 
 
 _domain_param: sa.BindParameter[str] = sa.bindparam("domain")

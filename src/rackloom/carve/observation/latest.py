@@ -49,7 +49,7 @@ _outdated = sa.and_(
 """A reading from before the parameter `valid_from`, with no recorded loss. Without the parameter no
 reading qualifies: writers have just read the controller."""
 _NO_GPUS = '"gpus":[]'
-"""In encoded facts, of a reading that lists no GPU, and of no other: texts in JSON have no bare quotes."""
+"""Part of the encoded facts of a reading without GPUs, and of no other: JSON texts have no bare quotes."""
 _lists_gpus = sa.func.replace(observation.c.facts, _NO_GPUS, "") == observation.c.facts
 LISTS_GPUS: sa.ColumnElement[Any] = _lists_gpus.label("lists_gpus")
 """Whether the reading lists a GPU, without decoding it. NULL without a reading."""
@@ -131,7 +131,7 @@ class LatestObservation(msgspec.Struct, frozen=True):
     doubt: str
     """For tenants: it contains no text of a controller, which may hold addresses."""
     unknown_since: float | None = None
-    """Since when the domain is unreadable or in conflict, or None if it is known, or was never read."""
+    """The start of unreadability or conflict, or None if the domain is known, or was never read."""
     cause: str | None = None
     """The answers or lists of controllers, with their addresses: for those who operate the domain."""
     others: tuple[DomainObservation, ...] = ()
@@ -211,7 +211,7 @@ def _unknown_domains(
 
 
 def _why_unknown(domain: str, rows: Sequence[sa.Row[Any]]) -> LatestObservation | None:
-    """Why no reading of the domain counts, or None if the newest valid one does."""
+    """The reason why no reading of the domain counts, or None if the newest valid one does."""
     # Every row of a domain carries the conflict of the domain. It counts while any controller can be read:
     # when all are lost, the domain is unknown since then, which is the older and simpler truth.
     readable = [row for row in rows if row.unknown_since is None]
@@ -315,7 +315,7 @@ def decode_facts(facts: str) -> DomainObservation:
 
 
 def read_at(conn: sa.Connection, endpoint_id: str) -> float | None:
-    """When the newest reading of the endpoint began, or None without a reading."""
+    """The time when the newest reading of the endpoint began, or None without a reading."""
     times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
     return None if times is None else times[0]
 

@@ -248,7 +248,7 @@ def delete_blocked_gpus(conn: sa.Connection, domain: str) -> None:
 
 
 def pause_reason(conn: sa.Connection, domain: str) -> str | None:
-    """Why `domain` is paused, or None if it is not."""
+    """The reason why `domain` is paused, or None if it is not."""
     row = find_row(conn, domain_pause, domain=domain)
     return None if row is None else row.reason
 

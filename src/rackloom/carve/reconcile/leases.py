@@ -164,4 +164,4 @@ LEASE_SECONDS = 5.0
 RENEW_SECONDS = 1.5
 """Endpoints that are new or gone are noticed at the same time."""
 ANSWER_SECONDS = 1.5
-"""How long the database may take to renew: two attempts fit into a lease even if the first is lost."""
+"""The database's time limit for a renewal: two attempts fit into a lease even if the first is lost."""

@@ -62,7 +62,7 @@ MAX_SLOT_SECONDS = 1.0
 
 
 MAX_AWAITED_IN_A_ROW = 4
-"""How many domains that callers wait for go before one that is only due: those are never starved."""
+"""The number of awaited domains that go before one that is only due: those are never starved."""
 
 
 class ConcurrencySlots:

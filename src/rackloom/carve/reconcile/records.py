@@ -246,7 +246,7 @@ class EndpointState(msgspec.Struct, frozen=True):
     domain: str | None
     """Domain uuid that it last answered with."""
     observed_at: float | None
-    """When its newest reading was taken."""
+    """The time of its newest reading."""
     is_shared: bool
     """Whether other endpoints report one of its domains too, or one of these has a conflict."""
 

@@ -43,10 +43,10 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An entry. A field that does not apply is empty."""
 
     created: float = 0.0
-    """When the entry was written: ids and these times have the same order."""
+    """The time of writing: ids and these times have the same order."""
     first: float | None = None
     last: float | None = None
-    """When the first and the last of the refused requests came that the entry stands for."""
+    """The times of the first and the last refused request that the entry stands for."""
     requests: int = 1
     channel: str
     subject: str = ""
@@ -71,9 +71,9 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     """The gRPC status."""
     message: str = ""
-    """Why it was refused."""
+    """The reason of the refusal."""
     reason: str = ""
-    """Why an operator did it, in the operator's words."""
+    """The operator's reason, in the operator's words."""
     fields: tuple[str, ...] = ()
     """Names of the fields of the request."""
     duration_ms: int | None = None
@@ -119,7 +119,7 @@ CLOCK_SKEW = 60.0
 
 
 class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which entries are wanted. None lets every entry pass."""
+    """The wanted entries. None lets every entry pass."""
 
     tenant_org: str | None = None
     """Only those that this tenant may read."""
@@ -251,7 +251,7 @@ class KeptEntries(msgspec.Struct, frozen=True, kw_only=True):
     removed: int
     removed_up_to: int | None
     removed_until: float | None
-    """When the newest of the removed entries was written."""
+    """The time of writing of the newest removed entry."""
 
 
 def kept_entries(conn: sa.Connection) -> KeptEntries:

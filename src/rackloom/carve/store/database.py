@@ -138,7 +138,7 @@ T = TypeVar("T")
 
 DATABASE = "site.db"
 LOCK_MILLISECONDS = 1000
-"""How long a write waits for a lock. Nobody else writes here but tools, and reads wait behind the write."""
+"""The longest wait of a write for a lock. Only tools also write here, and reads wait behind the write."""
 _PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
 
 

@@ -26,7 +26,7 @@ RETRY_SECONDS = 5.0
 
 
 class StoreFault(StrEnum):
-    """Why a database does not serve."""
+    """The reason why a database does not serve."""
 
     FULL = "full"
     READ_ONLY = "read-only"

@@ -328,7 +328,7 @@ _SAVEPOINT, _RELEASE = PreparedCommand("SAVEPOINT part"), PreparedCommand("RELEA
 COMMAND_SECONDS = 10.0
 """No statement takes a tenth of that: a server that is silent for so long is gone."""
 POOL_SECONDS = 10.0
-"""How long a transaction waits for a connection of the pool, which those before it have."""
+"""The longest wait of a transaction for a connection of the pool, while those before it have them."""
 MIGRATION_LOCK = 0x5241434B4C4F4F4D
 """Advisory lock that lets one replica migrate while the others wait: the letters RACKLOOM."""
 

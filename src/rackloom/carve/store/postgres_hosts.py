@@ -1,4 +1,4 @@
-"""Which PostgreSQL server a connection goes to: the URL may name several, of which one takes writes.
+"""The choice of a PostgreSQL server for a connection: the URL may name several, and one of them takes writes.
 
 The URL has libpq's form, `postgresql://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE`. The servers are tried one
 after another, first the one that took the last connection. A standby is passed over: `target_session_attrs`
@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from rackloom.errors import Refused
 
 CONNECT_SECONDS = 5.0
-"""How long a server may take to accept a connection."""
+"""The longest time that a server may take to accept a connection."""
 _NEXT_SERVER = (
     OSError,
     asyncpg.PostgresConnectionError,

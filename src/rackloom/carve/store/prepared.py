@@ -330,7 +330,7 @@ def has_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> bool:
 
 
 def count_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
-    """How many rows have these values."""
+    """The number of rows with these values."""
     (counted,) = _count(table, *wanted).all(conn, _parameters(wanted))
     return int(counted[0])
 

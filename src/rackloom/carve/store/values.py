@@ -36,7 +36,7 @@ def has_too_large_fields(kept: Mapping[str, Any]) -> bool:
 
 
 class RefusalKind(StrEnum):
-    """Why a request is refused."""
+    """The reason of a refusal."""
 
     INVALID = "invalid"
     FORBIDDEN = "forbidden"

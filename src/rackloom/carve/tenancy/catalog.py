@@ -228,7 +228,7 @@ def get_instance_type(conn: sa.Connection, type_id: str) -> sa.Row[Any]:
 
 
 def nvlink_gpu_count(capabilities: Sequence[MachineCapabilities]) -> int:
-    """How many GPUs of one machine can be put into an NVLink partition."""
+    """The number of GPUs of one machine that can be put into an NVLink partition."""
     return sum(
         int(capability.get("count") or 0)
         for capability in capabilities

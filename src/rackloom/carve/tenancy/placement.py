@@ -115,7 +115,7 @@ def reserved_trays(
 
 
 def count_reserved_trays(conn: sa.Connection, tenant_id: str, now: float) -> int:
-    """How many trays are reserved for the tenant now."""
+    """The number of trays that are reserved for the tenant now."""
     return _of_tenant(conn, tenant_id, now, sa.true()).total()
 
 
@@ -172,7 +172,7 @@ UNLISTED_FIX = "have the operator of the site find out why switch controllers do
 
 
 class ShutTray(msgspec.Struct, frozen=True):
-    """Why a tray is shut, and the help for it. Tenants read both."""
+    """The reason why a tray is shut, and the remedy. Tenants read both."""
 
     why: str
     fix: str
@@ -201,7 +201,7 @@ def unlisted_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> d
 
 
 def unlisted_text(gpus: Iterable[int]) -> str:
-    """Why a tray with unlisted GPUs is not free, for tenants: they know its machine, and not its rack."""
+    """The reason why a tray with unlisted GPUs is not free. Tenants know its machine, and not its rack."""
     return f"{' and '.join(f'gpu-{number}' for number in gpus)} not listed by the switch controller"
 
 

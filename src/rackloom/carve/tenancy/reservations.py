@@ -257,6 +257,6 @@ def _carrying(conn: sa.Connection, machine_ids: Collection[str]) -> set[str]:
 
 
 def _record_step(conn: sa.Connection, step: Step, machine_ids: Collection[str], order: OperatorOrder) -> None:
-    # By tray: whoever operates it reads its steps.
+    # By tray: its operator reads its steps.
     for machine_id, domain in sorted(catalog.domains_of_machines(conn, machine_ids).items()):
         journal.record_operator_step(conn, step, machine_id, domain, order)

@@ -89,7 +89,7 @@ class HeldInstance(msgspec.Struct, frozen=True):
     gpus: dict[int, int | None]
     interfaces: Sequence[sa.Row[Any]]
     drain: str | None
-    """Why the tray is drained, or None if it is not."""
+    """The reason why the tray is drained, or None if it is not."""
 
     def guid(self, device_instance: int) -> int | None:
         """Fabric GUID of a GPU, or None until observed."""

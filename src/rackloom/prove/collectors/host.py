@@ -127,7 +127,7 @@ _MOST_FILES = 64
 _MOST_CHARACTERS = 1024 * 1024
 """The limit for all files together."""
 _MOST_DOTS_IN_LINE = 100
-"""In one line: tomllib's time grows with the square of a key's parts."""
+"""The most dots in one line: tomllib's time grows with the square of a key's parts."""
 _WILDCARDS = re.compile(r"[*?\[]")
 
 TomlTable = dict[str, Any]
@@ -248,7 +248,7 @@ _POD_CGROUP = re.compile(
     r"kubepods|/(?:[\w.-]*-)?pod[0-9a-f][0-9a-f_-]*(?:\.slice)?(?:/|$)|/(?:cri-containerd|crio)-",
     re.MULTILINE,
 )
-"""How kubelet and the runtimes name the control groups of pods, with both cgroup drivers."""
+"""The names that kubelet and the runtimes give the control groups of pods, with both cgroup drivers."""
 _CHANNEL_DEVICE = re.compile(r"channel([0-9]{1,4})")
 
 

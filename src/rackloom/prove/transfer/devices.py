@@ -248,7 +248,7 @@ def _entry_names(directory: Path) -> tuple[str, ...]:
 
 NIC_DRIVER = "dra.net"
 _PCI_NAME = re.compile(r"pci-([0-9a-f]{4,})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])")
-"""How the driver names a PCI device: `pci-0000-8a-00-0`."""
+"""The driver's name of a PCI device: `pci-0000-8a-00-0`."""
 
 
 class _AllocationResult(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ class EmulatedPods(msgspec.Struct, frozen=True):
 
 
 def can_emulate() -> str | None:
-    """Why pods cannot be emulated here, or None. Builds two and removes them (a quarter of a second)."""
+    """The obstacle to emulated pods here, or None. Builds two and removes them (a quarter of a second)."""
     try:
         with emulate():
             return None

@@ -235,7 +235,7 @@ def record_timed_part(channel: Channel, agent: NixlAgent, spec: TransferSpec, ho
 
 
 CONNECT_SECONDS = 10.0
-"""How long to keep trying to reach a target that may still be starting."""
+"""The longest time to keep trying to reach a target that may still be starting."""
 POLL_CHECK_SECONDS = 0.1
 """Seconds of polling between two checks of the deadline and of the control channel."""
 

@@ -32,14 +32,14 @@ _IMPORT_SECONDS = 60.0
 
 
 def unsupported_reason(system: str, machine: str) -> str | None:
-    """Why there are no wheels of NIXL for `platform.system()` and `platform.machine()`, or None."""
+    """The reason why `platform.system()` and `platform.machine()` have no wheels of NIXL, or None."""
     if system == "Linux" and machine in _MACHINES:
         return None
     return f"NIXL has wheels for Linux on {' and '.join(_MACHINES)}, not for {system} on {machine}"
 
 
 def nixl_missing_reason() -> str | None:
-    """Why no transfer can run here, or None. Imports nothing into this process."""
+    """The reason why no transfer can run here, or None. Imports nothing into this process."""
     if reason := unsupported_reason(platform.system(), platform.machine()):
         return reason
     if not find_spec("nixl") or not find_spec("numpy") or not any(map(find_spec, _BACKENDS)):

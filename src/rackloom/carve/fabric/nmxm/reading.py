@@ -75,7 +75,7 @@ class DomainReading(msgspec.Struct, frozen=True, kw_only=True):
     entities: Mapping[int, protocol.NmxmGpu]
     """Fabric GUID -> the GPU in NMX-M."""
     partitions: Mapping[int, PartitionState]
-    """By number."""
+    """The partitions by number."""
     uncertain: frozenset[int]
     """Fabric GUIDs of GPUs about which the lists contradict each other."""
 
