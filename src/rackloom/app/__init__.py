@@ -5,7 +5,7 @@ controllers, `webhook` the admission webhook, `node` the kubelet plugins, `imex`
 the examination of a site, `slurm_topology` the keeper of Slurm's blocks, `uninstall` the removal from a
 cluster, `twin` the simulated site (`rackloom up` and `rackloom twin play`), and `demo` the demonstration.
 
-`config`, `process`, `repeated_lines`, `listeners` and `home` hold what several processes share. Decisions
-belong in `core`, work on one system belongs in `carve`, `claim` or `prove`; here they are only connected.
-Packages below `app` read no configuration: each process passes them what they need as parameters.
+`config`, `process`, `repeated_lines`, `listeners` and `home` are shared by several processes. Decisions
+belong in `core`, work on one system belongs in `carve`, `claim` or `prove`. Here they are only connected.
+Packages below `app` read no configuration: each process passes them the parameters that they need.
 """

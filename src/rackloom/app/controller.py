@@ -6,7 +6,7 @@ term from a new listing of the cluster, so nothing of an earlier term is trusted
 2000 writes.
 
 The metrics endpoint reports `nvidia_dra_compute_domain_info` under the name that NVIDIA's driver uses,
-counted anew at each scrape, so that it is right after a restart too. /healthz fails after a leader could
+counted again at each scrape, so that it is right after a restart too. /healthz fails after a leader could
 not follow the API server for 300 s, and kubelet then restarts it.
 
 Channel isolation needs IMEX daemons that Rackloom runs, so it is refused together with hostManaged mode.
@@ -55,11 +55,11 @@ from rackloom.core.gangs.snapshot import BesideKueue, GangSettings
 from rackloom.errors import Refused
 from rackloom.serving.limits import PROBES, Process, files_needed
 
-# What runs while this process leads.
+# Work of the process while it leads.
 
 
 CONTROLLER_LEASE = "rackloom-controller"
-"""Name of the Lease that says who leads, and of the process in events and at the API server."""
+"""Name of the Lease that names the leader, and of the process in events and at the API server."""
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class Leadership:
     kueue_checks: bool = False
     """Decide AdmissionChecks of Kueue too."""
     controller: DomainController | None = field(default=None, init=False)
-    """The one at work; None while another process leads."""
+    """The one at work, or None while another process leads."""
     gangs: GangController | None = field(default=None, init=False)
     gang_metrics: GangMetrics = field(default_factory=GangMetrics, init=False)
 
@@ -107,7 +107,7 @@ BLIND_SECONDS = 300.0
 
 
 class ControllerEndpoints(PlainEndpoints):
-    """An ASGI application: /metrics from what is known now, and /healthz."""
+    """An ASGI application: /metrics from the present state, and /healthz."""
 
     def __init__(self, leadership: Leadership) -> None:
         super().__init__({"/metrics": self._metrics, "/healthz": self._health})
@@ -133,7 +133,7 @@ class ControllerEndpoints(PlainEndpoints):
 
 
 def _count_domains(controller: DomainController, registry: CollectorRegistry) -> None:
-    """The gauge of NVIDIA's driver, under its name; counted afresh, so it is right after a restart too."""
+    """The gauge of NVIDIA's driver, under its name. Counted afresh, so it is right after a restart too."""
     gauge = Gauge("nvidia_dra_compute_domain_info", "ComputeDomains.", ["status"], registry=registry)
     found = Counter(
         read_compute_domain_status(domain).status for domain in controller.caches.all(COMPUTE_DOMAIN)
@@ -151,14 +151,14 @@ BURST = 2000
 
 
 class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How this process runs."""
+    """Options of this process."""
 
     identity: str
-    """Name of the pod; with a random part it is this process's alone."""
+    """Name of the pod. With a random part it is unique to this process."""
     namespace: str = DEFAULT_NAMESPACE
-    """Of this program: its Lease is there."""
+    """The namespace of this program and of its Lease."""
     listen: str | None = None
-    """`host:port` of /metrics and /healthz; None for none."""
+    """`host:port` of /metrics and /healthz, or None to serve none."""
     kubeconfig: Path | None = None
     context: str | None = None
     kueue_checks: bool = False

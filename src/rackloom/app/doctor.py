@@ -1,17 +1,17 @@
-"""What `rackloom doctor` examines: a home, a configured site, a cluster, this host.
+"""The sources of `rackloom doctor`: a home, a configured site, a cluster, this host.
 
-`choose_sources` completes what the command line names. Without a name it takes the default home, and this
-host where NVIDIA's kernel module is loaded. `read_snapshot` reads all of it once into one snapshot. A
+`choose_sources` completes the sources named on the command line. Without a name it takes the default home,
+and this host if NVIDIA's kernel module is loaded. `read_snapshot` reads all of it once into one snapshot. A
 source that does not exist is refused. A database that does not answer makes the switch and record layers
-unknown, and a configured cluster that cannot be read from this machine makes the cluster layer unknown;
-everything else is still read.
+unknown, and a configured cluster that cannot be read from this machine makes the cluster layer unknown.
+Everything else is still read.
 
 Nothing is changed, no program is run and no library is called on the host: its files below `sysroot` are
 enough.
 
-Each finding carries a command that mends it. `command_access` derives from the same sources with which
-kubeconfig, address and credentials `kubectl` and `rackloom admin` reach this site, and what the
-operator's environment still lacks for it.
+Each finding carries a command that mends it. `command_access` derives from the same sources the
+kubeconfig, address and credentials with which `kubectl` and `rackloom admin` reach this site, and the
+settings that the operator's environment still lacks.
 
 Each source imports its own reader: a folder without a site loads no database, no API client and no settings.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rackloom.app.snapshot.readers import RecordReader
     from rackloom.claim.kube.client import KubeClient
 
-# One host with NVIDIA GPUs, below the directory where its file system is seen.
+# One host with NVIDIA GPUs, below the directory of its file system.
 
 
 def has_nvidia_module(root: Path) -> bool:
@@ -82,7 +82,7 @@ def host_findings(root: Path, snapshot: SiteSnapshot) -> tuple[Finding, ...]:
     return (*check_host(evidence), *check_host_nics(machine, here), *links)
 
 
-# With which options commands reach the examined site.
+# The options with which commands reach the examined site.
 
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 (compared, not listened on)
@@ -98,7 +98,7 @@ def command_access(
     context: str | None = None,
     cluster: bool = False,
 ) -> SiteCommands:
-    """How `kubectl` and `rackloom admin` reach the site that was read from these sources."""
+    """The access of `kubectl` and `rackloom admin` to the site that was read from these sources."""
     if config is None:
         kubectl = _kubectl_options(kubeconfig, context)
         if home is None:
@@ -146,7 +146,7 @@ _USER_AGENT = "rackloom-doctor"
 
 
 class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
-    """What to examine; `choose_sources` completes it."""
+    """The sources to examine. `choose_sources` completes them."""
 
     home: Path | None = None
     config: Path | None = None
@@ -154,12 +154,12 @@ class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster of the current kubeconfig."""
     kubeconfig: Path | None = None
     context: str | None = None
-    """Of the kubeconfig; None: its current one."""
+    """The context of the kubeconfig. None stands for its current one."""
     transfers: Path | None = None
     namespace: str | None = None
-    """Where IMEX daemons run; None: where the configuration says, else `DEFAULT_DAEMON_NAMESPACE`."""
+    """Namespace of IMEX daemons, or None for that of the configuration, else `DEFAULT_DAEMON_NAMESPACE`."""
     sysroot: Path | None = None
-    """Where the root directory of a host is mounted."""
+    """The mount point of a host's root directory."""
 
 
 class DoctorResult(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ class DoctorResult(msgspec.Struct, frozen=True):
     snapshot: SiteSnapshot
     findings: tuple[Finding, ...]
     host: str | None = None
-    """The host whose own files were read too."""
+    """The host if its files were read too."""
 
 
 def choose_sources(sources: DoctorSources) -> DoctorSources:
@@ -212,7 +212,7 @@ class Stage(Protocol):
     """Tells how far a stage is: the context gives a function that is called for each of `total` steps."""
 
     def __call__(self, what: str, total: int | None = None) -> AbstractContextManager[Callable[[], object]]:
-        """The stage; `what` says what the steps are when they are done."""
+        """The stage. `what` names the steps when they are done."""
         ...
 
 
@@ -256,7 +256,7 @@ def diagnose(sources: DoctorSources, stage: Stage = _untold) -> DoctorResult:
 async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:
     """The snapshot of the sources at `now` (seconds since the epoch).
 
-    A database server that does not answer makes its layers unknown; everything else is read. Raises Refused
+    A database server that does not answer makes its layers unknown. Everything else is read. Raises Refused
     for sources that do not exist.
     """
     from rackloom.app.snapshot.assemble import site_snapshot
@@ -400,7 +400,7 @@ def _check_database(folder: Path, config: Path | None) -> None:
 
 
 def _staleness(sources: DoctorSources, config: "Config | None", now: float) -> "Staleness":
-    """How old readings may be; with SQLite also whether the service that reads the fabrics runs."""
+    """The age up to which readings count. With SQLite, also whether the reading service runs."""
     from rackloom.app.snapshot.fabric import Staleness
     from rackloom.app.snapshot.readers import is_running
 

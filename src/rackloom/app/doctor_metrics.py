@@ -50,7 +50,7 @@ def registry_of(
     known = Gauge("rackloom_doctor_layer_known", "1 if the layer was read.", ("layer",), registry=registry)
     for layer in layers:
         is_read = layer.unknown_since is None and layer.at is not None
-        # Of the fabrics, at least one domain must be current.
+        # In the fabric layer, at least one domain must be current.
         if layer.layer is Layer.FABRIC:
             is_read = is_read and any(domain.unknown_since is None for domain in domains)
         known.labels(layer.layer.value).set(is_read)

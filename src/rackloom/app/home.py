@@ -1,7 +1,7 @@
 """The home directory of an embedded site: paths, and tokens signed with its key.
 
-A home holds the store, the private key of the local token issuer, the logs, and what the simulated
-switches remember. All of it is readable by its owner only: the directories are 0700, and a process that is
+A home holds the store, the private key of the local token issuer, the logs, and the state of the simulated
+switches. All of it is readable by its owner only: the directories are 0700, and a process that is
 a site's own makes its files private too (`process.keep_files_private`).
 
 `mint_token` signs a token for an organisation. It works whether or not the site runs, because the service
@@ -54,7 +54,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def map_history(self) -> Path:
-        """What the rack map shows of the last day."""
+        """The rack map's history of the last day."""
         return self.path / "map-history.db"
 
     def create(self) -> None:
@@ -78,7 +78,7 @@ def existing_database(home: Path) -> Path:
 
 
 def default_home() -> Path:
-    """$RACKLOOM_HOME; without it, `rackloom` under the XDG data directory."""
+    """$RACKLOOM_HOME, or `rackloom` under the XDG data directory if it is not set."""
     if named := os.environ.get("RACKLOOM_HOME"):
         return Path(named)
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")

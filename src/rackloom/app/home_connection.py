@@ -1,4 +1,4 @@
-"""How a client reaches the site of a home: its address, and a new token for each request.
+"""A client's access to the site of a home: its address, and a new token for each request.
 
 It is apart from `rackloom.app.home`, because few of those who need a home need a client.
 """
@@ -14,7 +14,7 @@ _TOKEN_HOURS = 0.1
 
 
 def home_connection(home: Home, *, org: str, roles: Sequence[str]) -> Connection:
-    """How a client of `org` with `roles` reaches the site of `home`. Refused where none runs."""
+    """The access of a client of `org` with `roles` to the site of `home`. Refused if none runs."""
 
     def token() -> str:
         return mint_token(home, org=org, roles=roles, hours=_TOKEN_HOURS)

@@ -49,7 +49,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ImexDaemonOptions:
-    """Where things are, and how peers are named. `tls` None switches authentication off."""
+    """Paths, ports, and the names of peers. `tls` None switches authentication off."""
 
     directory: Path
     hosts: Path
@@ -65,7 +65,7 @@ class ImexDaemonOptions:
 
 
 def member_from_environment(environment: Mapping[str, str]) -> DaemonIdentity:
-    """Where this daemon runs, from what the device plugin and the DaemonSet put into the environment."""
+    """The identity of this daemon, from the environment set by the device plugin and the DaemonSet."""
     wanted = ("COMPUTE_DOMAIN_UUID", "NODE_NAME", "POD_IP", "POD_UID", "POD_NAME", "POD_NAMESPACE")
     missing = [name for name in wanted if not environment.get(name)]
     if missing:

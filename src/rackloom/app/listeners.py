@@ -2,8 +2,8 @@
 
 `serve_http` serves an ASGI application at `host:port` while its context is entered, and gives the port
 that it is bound to. Connections, handshakes and requests are limited (`serving.http_server`), so that no
-client can exhaust the process; `ended` is called with the reason for each connection that a limit closes.
-TLS comes from files, or from an `SSLContext` whose certificate its owner may replace while the server runs.
+client can exhaust the process. `ended` is called with the reason for each connection that a limit closes.
+TLS comes from files, or from an `SSLContext` with a certificate that its owner may replace at any time.
 
 A port that is taken and a certificate that cannot be used raise `Refused` with the nearest fix.
 
@@ -35,7 +35,7 @@ _UVICORN_OPTIONS: dict[str, Any] = {
     "lifespan": "off",
     # Limits are per address: a client on this machine may not choose its own by X-Forwarded-For.
     "proxy_headers": False,
-    # Event streams never end by themselves.
+    # Event streams never end unless they are closed.
     "timeout_graceful_shutdown": 5,
 }
 DEFAULT_LIMITS = HttpLimits()
@@ -52,7 +52,7 @@ async def serve_http(
     limits: HttpLimits = DEFAULT_LIMITS,
     ended: ConnectionEnded = lambda _: None,
 ) -> AsyncIterator[int]:
-    """Serve an ASGI application at `host:port` while the context is entered; gives the port.
+    """Serve an ASGI application at `host:port` while the context is entered. Yields the port.
 
     For TLS, files, or a context. The owner of a context may change the certificate. `ended` gets the
     reason for each connection that a limit closes.
@@ -117,7 +117,7 @@ class PlainEndpoints:
 
 
 def ok_response(*remarks: str) -> Response:
-    """The response to a probe that succeeds; remarks follow, a line each."""
+    """The response to a probe that succeeds. Remarks follow, a line each."""
     return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *remarks)))
 
 

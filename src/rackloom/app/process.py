@@ -2,19 +2,19 @@
 
 SIGTERM and SIGINT set an event, and the process then closes everything in order. SIGUSR2 prints all
 stacks to stderr and the process goes on: threads are printed by faulthandler from the signal handler
-itself, which works while the event loop hangs; tasks are printed from the loop. `run_until_stopped` runs
-one coroutine until the event is set and raises what the coroutine fails with.
+itself, which works while the event loop hangs. Tasks are printed from the loop. `run_until_stopped` runs
+one coroutine until the event is set and raises the coroutine's error.
 
 Logs are JSON lines, one event each, from structlog and the standard library alike: Rackloom's events from
 INFO on, those of libraries from WARNING on. Lines with the same cause are limited (`repeated_lines`). A log
-file whose disk has no room loses lines, and ends nothing.
+file on a full disk loses lines, and ends nothing.
 
-`keep_files_private` makes what a process writes readable by its owner only. `allow_open_files` raises the
-limit of open files to what the listeners of a process may need.
+`keep_files_private` makes new files of a process readable by its owner only. `allow_open_files` raises the
+limit of open files to the number that the listeners of a process may need.
 
-`elapsed_seconds` is the clock of everything that grows old by itself: readings and leases.
+`elapsed_seconds` is the clock of everything that ages: readings and leases.
 
-Two interpreter settings bound the pauses of a large site. `freeze_loaded_objects` takes what is loaded at
+Two interpreter settings bound the pauses of a large site. `freeze_loaded_objects` takes objects loaded at
 the start out of the garbage collector (`gc.freeze`) and makes full collections ten times rarer: with
 CPython's thresholds a site of a hundred racks paused for 0.15 s in every three seconds.
 `shorten_switch_interval` makes a computing thread give up the interpreter lock after 1 ms in place of 5
@@ -51,9 +51,9 @@ _COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def elapsed_seconds() -> float:
-    """Seconds since some moment, by a clock that nobody sets and that counts while the machine is suspended.
+    """Seconds since some moment, by a clock that is never set and that counts while the machine is suspended.
 
-    Linux's monotonic clock stands still then: after a resume, what is old would look new.
+    Linux's monotonic clock stands still then: after a resume, old data would look new.
     """
     return time.clock_gettime(_COUNTS_SUSPENSION)
 
@@ -62,7 +62,7 @@ def elapsed_seconds() -> float:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event of the running loop that SIGTERM and SIGINT set; the process then closes everything and ends.
+    """An event of the running loop that SIGTERM and SIGINT set. The process then closes everything and ends.
 
     SIGUSR2 prints all stacks to stderr, and the process goes on.
     """
@@ -107,7 +107,7 @@ async def _wait_for_event(event: asyncio.Event) -> None:
 
 
 def _dump_stacks_on_signal(loop: asyncio.AbstractEventLoop) -> None:
-    """Threads first, from the signal itself, which works while the loop hangs; then tasks, from the loop."""
+    """Threads first, from the signal itself, which works while the loop hangs, then tasks, from the loop."""
     loop.add_signal_handler(signal.SIGUSR2, _print_tasks)
     if sys.__stderr__ is not None:
         faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True, chain=True)
@@ -136,14 +136,14 @@ _SHARED_PROCESSORS: tuple[Processor, ...] = (
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose disk may have no room: then one sentence on stderr says so."""
+    """A log file that may be on a full disk: then one sentence on stderr reports it."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file)
         self._reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging calls it)
-        """Report a line that could not be written, as logging does where its own output is at fault."""
+        """Report a line that could not be written, as logging does if its own output is at fault."""
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -170,7 +170,7 @@ def log_to_file(file: Path) -> None:
 
 @contextmanager
 def log_beside_host() -> Iterator[LogSetup]:
-    """A `LogSetup` for a process of somebody else: only our own events go to the file, until the end.
+    """A `LogSetup` for a host process: only Rackloom's events go to the file, until the end.
 
     The handlers of the host stay as they are, and so does structlog where the host configured it. Contexts
     may overlap: the first changes the logger `rackloom`, and the last to end sets it back.
@@ -192,7 +192,7 @@ def log_beside_host() -> Iterator[LogSetup]:
 
 
 class _HostLogging:
-    """The logging of a process of somebody else, while it has sites of ours."""
+    """The logging of a host process, while it has Rackloom's sites."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -216,7 +216,7 @@ _host_logging = _HostLogging()
 
 
 def _log_apart_from_host() -> Callable[[], None]:
-    """Keep our events from the handlers of the host; returns what sets that back."""
+    """Keep Rackloom's events from the handlers of the host. Return a function that undoes this."""
     logger, made = logging.getLogger("rackloom"), None
     level, propagate = logger.level, logger.propagate
     logger.setLevel(logging.INFO)
@@ -228,7 +228,7 @@ def _log_apart_from_host() -> Callable[[], None]:
     def set_back() -> None:
         logger.setLevel(level)
         logger.propagate = propagate
-        # A host that has configured structlog keeps what it chose.
+        # A host that has configured structlog keeps its configuration.
         if structlog.get_config()["processors"] is made:
             structlog.reset_defaults()
 
@@ -265,7 +265,7 @@ def _log_through_standard_library() -> None:
 
 
 FULL_COLLECTION_AFTER = 100
-"""Collections of the middle generation before a full one; CPython's own default is 10."""
+"""Collections of the middle generation before a full one. CPython's own default is 10."""
 
 
 def freeze_loaded_objects() -> None:
@@ -280,8 +280,8 @@ def freeze_loaded_objects() -> None:
 
 
 SWITCH_INTERVAL = 0.001
-"""Seconds; CPython's default is 0.005. A REST request changes threads several times. Beside a thread that
-computes (a reading of the map, an examination) each change waits for one interval; beside two, for two."""
+"""Seconds. CPython's default is 0.005. A REST request changes threads several times. Beside a thread that
+computes (a reading of the map, an examination) each change waits for one interval, beside two for two."""
 
 
 def shorten_switch_interval() -> None:

@@ -1,12 +1,12 @@
 """The rate limit of log lines with the same cause: one processor for all of a process's events.
 
 A cause that lasts (a full disk, a controller that is switched off) is reported by each pass that meets it.
-Of lines from WARNING on that are equal but for their time, the first is written, and then one in
+Among lines from WARNING on that are equal except for their time, the first is written, and then one in
 `WINDOW_SECONDS`, with the number of those that were left out as `repeated`. Equal means: the same event,
 level and fields, and an exception of the same type and text. Lines below WARNING are steps that happened,
 and are all written.
 
-At most `MOST_CAUSES` are remembered, the newest; a line of any other is written.
+At most `MOST_CAUSES` are remembered, the newest. A line with any other cause is written.
 """
 
 import sys
@@ -29,7 +29,7 @@ class _LastLine(msgspec.Struct):
 
 
 class RepeatedLines:
-    """A processor of structlog; the first of the chain. `clock` gives seconds that only grow."""
+    """A processor of structlog, the first of the chain. `clock` gives seconds that only grow."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -49,7 +49,7 @@ class RepeatedLines:
         return {**event, "repeated": repeated} if repeated else event
 
     def _count(self, cause: str) -> int | None:
-        """How many lines were left out before this one; None: leave it out too."""
+        """The number of lines that were left out before this one, or None to leave it out too."""
         now, last = self._clock(), self._last.get(cause)
         if last is not None and now - last.written_at < WINDOW_SECONDS:
             last.repeated += 1

@@ -2,7 +2,7 @@
 
 The source is the nodes of a cluster, which are followed, or files with nodes. A look at the files every few
 seconds shows if they have changed, and only then are they read again. A source that cannot be read, or shows
-no block, changes nothing: the topology stays, and the log says since when the source is unknown.
+no block, changes nothing: the topology stays, and the log has the time since when the source is unknown.
 
 `TopologyFile` replaces the file whole and durably, and then has Slurm read it (`--hook`). A mark beside the
 file is written before it and removed after the hook has succeeded, so a crash in between loses no hook. A
@@ -52,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 
 COMMAND_SECONDS = 60.0
-"""A command that takes longer is ended, with what it started."""
+"""A command that takes longer is ended, with the processes that it started."""
 _MOST_OUTPUT = 400
 """Characters of a failed command's output in the log."""
 
@@ -62,7 +62,7 @@ class CommandFailed(Exception):
 
 
 async def run_command(command: str, *, limit: float = COMMAND_SECONDS) -> str:
-    """The standard output of a command (words as a shell splits them; no shell). Raises CommandFailed.
+    """The standard output of a command (split as by a shell, but run without one). Raises CommandFailed.
 
     `limit`: seconds.
     """
@@ -80,7 +80,7 @@ async def run_command(command: str, *, limit: float = COMMAND_SECONDS) -> str:
         async with asyncio.timeout(limit):
             output, errors = await process.communicate()
     except TimeoutError as slow:
-        # What it left behind may hold its output open after it has ended itself.
+        # Processes that it left behind may hold its output open after it has ended itself.
         _end_session(process.pid)
         raise CommandFailed(f"{command} took more than {limit:.0f} s") from slow
     finally:
@@ -94,7 +94,7 @@ async def run_command(command: str, *, limit: float = COMMAND_SECONDS) -> str:
 
 
 def _end_session(leader: int) -> None:
-    """A command has its own session, so that what it started ends too."""
+    """A command has its own session, so that the processes that it started end too."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -107,7 +107,7 @@ SHORTEST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 
 
 class TopologyFile:
-    """The topology.yaml at `path`. `hook` has Slurm read it; `busy` prints the nodes that have jobs.
+    """The topology.yaml at `path`. `hook` has Slurm read it. `busy` prints the nodes that have jobs.
 
     Without `busy` no node is taken for busy. A `busy` that fails leaves every node that would enter a block
     outside.
@@ -186,11 +186,11 @@ _NAME = "rackloom-slurm"
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the nodes come from and where the topology goes."""
+    """The source of the nodes and the destination of the topology."""
 
     rule: SlurmRule
     sites: tuple[Path, ...] = ()
-    """Files with nodes; none: the cluster of a kubeconfig."""
+    """Files with nodes. Without any, the cluster of a kubeconfig."""
     every: float = 30.0
     """Seconds between two looks at the files."""
     kubeconfig: Path | None = None
@@ -205,9 +205,9 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_slurm_topology(options: SlurmOptions) -> None:
-    """Keep the topology up to date until SIGTERM or SIGINT; `once`: write it once.
+    """Keep the topology up to date until SIGTERM or SIGINT, or write it once with `once`.
 
-    Raises Refused and Retry only where `once` is set.
+    Raises Refused and Retry only if `once` is set.
     """
     asyncio.run(_run(options))
 
@@ -282,7 +282,7 @@ async def follow_site_files(
     every: float,
     wall: Callable[[], float],
 ) -> None:
-    """Look at the files every so many seconds, and publish their topology, until cancelled."""
+    """Look at the files every `every` seconds, and publish their topology, until cancelled."""
     source, found, read = SourceLog(wall), None, None
     while True:
         # Stamps from before the reading: a change during it makes the next look differ.

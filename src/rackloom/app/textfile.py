@@ -8,7 +8,7 @@ from rackloom.errors import Refused
 
 
 def write_registry(file: Path, registry: CollectorRegistry) -> None:
-    """Put the series of `registry` into `file`. Raises Refused where it cannot be written."""
+    """Put the series of `registry` into `file`. Raises Refused if it cannot be written."""
     try:
         write_to_textfile(str(file), registry)
     except OSError as error:

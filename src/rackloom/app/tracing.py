@@ -1,4 +1,4 @@
-"""Sends spans to an OpenTelemetry collector by OTLP over HTTP; needs the extra `rackloom[otel]`.
+"""Sends spans to an OpenTelemetry collector by OTLP over HTTP. Needs the extra `rackloom[otel]`.
 
 `open_traces` builds the SDK's own parts: a batch of spans waits in memory and is sent by a thread, so that
 no request and no pass waits for a collector. While that cannot be reached, spans are dropped and the site
@@ -7,8 +7,8 @@ The provider is not made the global one of the process: libraries that trace whe
 is set would add messages and paths that this module leaves out.
 
 Sampling decides at the beginning of a trace, by its id. A pass that works for a request is sent whenever
-that request is, whatever its own id says: half of a chain explains nothing. A caller's `traceparent` becomes
-a link and never the parent, because callers are not trusted to decide what a site records.
+that request is, regardless of its own id: half of a chain explains nothing. A caller's `traceparent` becomes
+a link and never the parent, because callers are not trusted to decide which spans a site records.
 """
 
 import re
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 SERVICE: Final = "rackloom-site"
 PATH: Final = "/v1/traces"
 EXPORT_SECONDS: Final = 5.0
-"""How long one export, and the last one at the end of the process, may take."""
+"""The longest time of one export, and of the last one at the end of the process."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SAMPLED: Final = 0x01
 
 
 class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where spans go: `endpoint` is the URL of the collector without its path, `instance` this process."""
+    """`endpoint` is the URL of the collector of spans without its path, `instance` this process."""
 
     endpoint: str
     instance: str
@@ -48,7 +48,7 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collector_url_problem(url: str) -> str | None:
-    """What is wrong with the URL of a collector; None for one that will do."""
+    """The fault of a collector's URL, or None if it is usable."""
     parts = urlsplit(url)
     if parts.username or parts.password:
         return "a URL with a password would be shown: use OTEL_EXPORTER_OTLP_HEADERS"
@@ -59,9 +59,9 @@ def collector_url_problem(url: str) -> str | None:
 
 @asynccontextmanager
 async def open_traces(settings: TraceSettings | None) -> AsyncIterator[Traces]:
-    """Spans that are sent as `settings` say; none without them. What waits is sent at the end.
+    """Spans that are sent as `settings` define, or none without them. Waiting spans are sent at the end.
 
-    Raises Refused for another URL than that of a collector, and where the extra is not installed.
+    Raises Refused for another URL than that of a collector, and if the extra is not installed.
     """
     if settings is None:
         yield NO_TRACES
@@ -135,7 +135,7 @@ class SentTraces(Traces):
 
         opened = self._tracer.start_as_current_span(
             name,
-            # An empty context: a trace of its own.
+            # An empty context: a separate trace.
             context=None if causes is None else Context(),
             kind=trace.SpanKind[side.name],
             attributes=dict(attributes or {}),
@@ -180,7 +180,7 @@ class _SentSpan(Span):
 
 
 def _places(causes: Iterable[str]) -> "Iterator[trace.SpanContext]":
-    """The spans that `causes` name; what is no `traceparent` is left out."""
+    """The spans that `causes` name. An invalid `traceparent` is left out."""
     from opentelemetry import trace
 
     for _, cause in zip(range(MAX_CAUSES), causes, strict=False):

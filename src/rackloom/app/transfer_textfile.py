@@ -1,6 +1,6 @@
 """The result of a transfer for the textfile collector of Prometheus' node exporter.
 
-A transfer that a timer repeats becomes a time series of what the path carries. Each arm has its rate, its
+A transfer that a timer repeats becomes a time series of the path's rate. Each arm has its rate, its
 percentiles (of its runs the slowest), whether its data arrived unchanged, and whether it was slower than the
 device promises. A measurement that failed leaves `rackloom_transfer_proved 0` and no rates: a monitor must
 not keep reading an old success.
@@ -19,9 +19,9 @@ BYTES_OF_GB = 1e9
 
 
 def write_transfer_textfile(file: Path, report: AlignmentReport | None, now: float) -> None:
-    """Put `report` of a measurement at `now` (seconds since the epoch) into `file`; None: it failed.
+    """Put `report` of a measurement at `now` (seconds since the epoch) into `file`. None if it failed.
 
-    Raises Refused where the file cannot be written.
+    Raises Refused if the file cannot be written.
     """
     write_registry(file, transfer_registry(report, now))
 

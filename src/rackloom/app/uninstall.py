@@ -2,8 +2,8 @@
 
 `plan_removal` only reads. `perform_removal` performs the steps that nothing blocks, and reports each one
 when another look at the cluster finds nothing more of it. A request that the API server forbids becomes a
-refusal that names the missing right; a cluster that does not answer becomes `Retry`. Log events of single
-writes are silenced meanwhile: the output is for people, or is JSON.
+refusal that names the missing right. A cluster that does not answer becomes `Retry`. Log events of single
+writes are silenced during the removal: the output is for people, or is JSON.
 """
 
 import asyncio
@@ -37,21 +37,21 @@ from rackloom.runtime.log_settings import structlog_configured
 AGENT = "rackloom-uninstall"
 REQUESTS_PER_SECOND = 200.0
 BURST = 400
-"""One look asks for every type in every namespace of ours."""
+"""One look lists every type in every namespace of Rackloom."""
 RETRY_SECONDS = 10.0
 T = TypeVar("T")
 
 
 class UninstallTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Which installation."""
+    """The installation to remove."""
 
     kubeconfig: Path | None = None
-    """None: $KUBECONFIG, ~/.kube/config, or the service account of this pod."""
+    """None stands for $KUBECONFIG, ~/.kube/config, or the service account of this pod."""
     context: str | None = None
     namespace: str = DEFAULT_NAMESPACE
-    """Of the driver; ours even where it carries no label."""
+    """The namespace of the driver. It belongs to Rackloom even if it carries no label."""
     helm_release: str | None = None
-    """The Helm release by which it was installed; what other releases own stays."""
+    """The Helm release by which it was installed. Objects of other releases stay."""
 
 
 class ProgressListener(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class ProgressListener(msgspec.Struct, frozen=True):
 
 
 def plan_removal(target: UninstallTarget) -> UninstallPlan:
-    """What would be done. Raises Refused where requests are forbidden, Retry without an answer."""
+    """The planned steps. Raises Refused if requests are forbidden, and Retry without an answer."""
     with _quiet():
         return asyncio.run(_with_cluster(target, _plan))
 

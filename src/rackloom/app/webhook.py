@@ -1,10 +1,10 @@
 """`rackloom webhook`: admission of claims and pods over HTTPS, and the opening of pod gates.
 
 One page per kind of review takes an AdmissionReview and answers one. The API server presents no client
-certificate, so every client must be limited: body size (7 MiB; a review may hold an object
+certificate, so every client must be limited: body size (7 MiB, since a review may hold an object
 twice, and the API server reads requests of up to 3 MiB), time for a body, number of JSON values in it
 (small JSON becomes up to 24 times larger in memory), and all bodies together, shared fairly between
-addresses. A body that is still being read may lose its share to another; one that is under review may
+addresses. A body that is still being read may lose its share to another. One that is under review may
 not.
 
 A Job configures the API server to trust the serving certificate, and issues it into a Secret
@@ -67,7 +67,7 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class WebhookMetrics:
-    """Counters of one process. `expires` is when its certificate ends, in seconds since 1970; 0 for none."""
+    """Counters of one process. `expires` is its certificate's end, in seconds since 1970, or 0 for none."""
 
     def __init__(self, expires: Callable[[], float]) -> None:
         self._registry = CollectorRegistry()
@@ -138,7 +138,7 @@ BODY_SECONDS = 10.0
 BODIES, BODIES_OF_AN_ADDRESS = 32 << 20, 16 << 20
 """Bytes of all bodies that are being read or reviewed at a time."""
 MAX_VALUES = 500_000
-"""In one body. JSON of no more than `{},{},{}` takes 24 times its length once it is read."""
+"""Limit for one body. JSON of no more than `{},{},{}` takes 24 times its length once it is read."""
 _DIGITS = 16
 ReviewHandler = Callable[[ReviewRequest], Awaitable[AdmissionVerdict]]
 
@@ -239,7 +239,7 @@ async def _body_with_share(request: Request, bodies: FairShare) -> AsyncIterator
 
 
 def _announced_size(request: Request) -> int:
-    """The memory that the body takes: its length, or the maximum where the request does not say."""
+    """The memory that the body takes: its length, or the maximum if the request does not give it."""
     length = request.headers.get("content-length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < _DIGITS else MAX_BODY
     if size > MAX_BODY or len(length) >= _DIGITS:
@@ -271,10 +271,10 @@ BURST = 1000
 
 
 class WebhookOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How this process runs."""
+    """Options of this process."""
 
     identity: str
-    """Name of the pod; with a random part it is this process's alone."""
+    """Name of the pod. With a random part it is unique to this process."""
     listen: str
     """`host:port` of HTTPS."""
     kubeconfig: Path | None = None
@@ -304,7 +304,7 @@ async def _run_webhook(
 
 @asynccontextmanager
 async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOptions) -> AsyncIterator[int]:
-    """A webhook at work while the context is entered; gives the port.
+    """A webhook at work while the context is entered. Yields the port.
 
     It listens from the start. It is ready once it has a certificate and has seen the cluster.
     """
@@ -343,7 +343,7 @@ async def _in_background(work: Sequence[Coroutine[None, None, None]]) -> AsyncIt
 
 
 class ServingCertificate:
-    """The TLS side of the server. A renewed certificate serves the next connection; none is cut."""
+    """The TLS side of the server. A renewed certificate serves the next connection, and none is cut."""
 
     def __init__(self, read: Callable[[], Awaitable[CertifiedKey | None]]) -> None:
         self._read = read
@@ -358,7 +358,7 @@ class ServingCertificate:
 
     @property
     def expires(self) -> float:
-        """When it ends, in seconds since 1970; 0 without one."""
+        """Its end, in seconds since 1970, or 0 without one."""
         return 0.0 if self._held is None else expires_at(self._held.certificate)
 
     async def run(self) -> None:

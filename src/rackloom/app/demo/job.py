@@ -1,6 +1,6 @@
 """The demo's whole-rack job: placed before its pods exist, run over a rack, broken by a lost GPU.
 
-`RackJob` plans `examples/whole-rack-job` from what the nodes report, applies it, and verifies that all
+`RackJob` plans `examples/whole-rack-job` from the nodes' reports, applies it, and verifies that all
 workers run in the planned clique, that every claim is allocated and reserved, and that the ComputeDomain
 is Ready with its IMEX daemons connected. At the end it verifies that no pod, claim, ComputeDomain, plan
 or taint is left.
@@ -68,7 +68,7 @@ class RackJob:
     """`examples/whole-rack-job` in the cluster of a twin."""
 
     def __init__(self, whole: RunningTwin, org: str) -> None:
-        """`org` is the organisation of the tenant whose job it is."""
+        """`org` is the organisation of the tenant that owns the job."""
         self._whole = whole
         self._org = org
         text = (example_directory("whole-rack-job") / "job.yaml").read_text()
@@ -80,7 +80,7 @@ class RackJob:
         self._clique = ""
 
     async def place(self) -> Evidence:
-        """Choose the clique by what the nodes report now; no tray of it may belong to another tenant."""
+        """Choose the clique by the nodes' present reports. No tray of it may belong to another tenant."""
         await self._whole.nodes.up.wait()
         await self._whole.nodes.settle()
         plan = await self._plan()
@@ -122,7 +122,7 @@ class RackJob:
         return {"pods": 0, "claims": 0, "computeDomains": 0, "gangPlans": 0, "reservedTrays": 0}
 
     async def _plan(self) -> GangPlan:
-        # The controller places the pods by what is published. With a part of it this plan would be another.
+        # The controller places the pods by the published devices. With fewer devices this plan would differ.
         await wait_until(self._published, "not all nodes publish their GPUs")
         nodes, pods = (await self._whole.api.list(NODE)).items, (await self._whole.api.list(POD)).items
         slices = (await self._whole.api.list(RESOURCE_SLICE)).items
@@ -192,7 +192,7 @@ class RackJob:
 
 
 _LOST_MODULE = 3
-"""Which GPU of the tray is lost, by its NVLink module, which counts from 1; devices count from 0."""
+"""The GPU of the tray that is lost, by its NVLink module, which counts from 1. Devices count from 0."""
 _LOST_WORKER = "whole-rack-worker-7"
 
 
@@ -208,7 +208,7 @@ class LostGpu:
         return await self._says(lambda found: not found, "the doctor still finds something")
 
     async def lose(self) -> Evidence:
-        """The switch still counts the GPU and the claim holds it; the node does not have it any more."""
+        """The switch still counts the GPU and the claim holds it, but the node does not have it any more."""
         pod = await self._whole.api.get(POD, _LOST_WORKER, JOB_NAMESPACE)
         self._node = node_of(pod)
         self._whole.nodes[self._node].gpus.lose(_LOST_MODULE)
@@ -226,7 +226,7 @@ class LostGpu:
     async def heal(self) -> Evidence:
         """The GPU answers again, as after the reboot that the fix names, and no finding names it any more.
 
-        What else the doctor finds, such as a transfer that was too slow, is in its sentence.
+        Other findings of the doctor, such as a transfer that was too slow, are in its sentence.
         """
         self._whole.nodes[self._node].gpus.find(_LOST_MODULE)
         await self._whole.nodes.look(self._node)

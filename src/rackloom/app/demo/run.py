@@ -6,8 +6,8 @@ everything is released. The command exits with 0 only if every step was verified
 
 The claim step allocates the two templates of examples/nixl-kv-transfer on two nodes. Whether the NICs are
 near the GPUs is read from the topology and not from the claim. The transfer step writes a buffer between
-two processes over NIXL and verifies data and path; without NIXL it degrades to sockets, and the report, its
-last line included, says so.
+two processes over NIXL and verifies data and path. Without NIXL it degrades to sockets, and the report
+shows this, also in its last line.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ EXPECTED = {"h100-4gpu-4nic-numa-aligned": "near", "h100-4gpu-4nic-numa-unaligne
 
 
 async def allocate_templates() -> Evidence:
-    """Both claims on two nodes; whether the NICs are near is read from the topology, not from the claim."""
+    """Both claims on two nodes. Whether the NICs are near is read from the topology, not from the claim."""
     machine = load_machine(CLAIM_PROFILE)
     manifests = read_manifests(
         sorted(example_directory("nixl-kv-transfer").glob("resource-claim-template-*.yaml"))
@@ -97,7 +97,7 @@ def _allocation_evidence(
 
 
 def _nic_distance(cells: Sequence[Cell]) -> str:
-    """Near: every NIC on the socket of every GPU; far: none of them."""
+    """Near: every NIC on the socket of every GPU. Far: none of them."""
     crossing = sum(cell.path_class is PathClass.SYS for cell in cells)
     return {0: "near", len(cells): "far"}.get(crossing, "mixed")
 
@@ -119,14 +119,14 @@ def _device_key(result: DeviceResult) -> tuple[str, str, str]:
 
 
 TRANSFER_SPEC = TransferSpec(block_size=64 << 20, iters=5, warmup_iters=1)
-"""Small, so that the demo ends within a minute on two cores; the example moves 1 GiB, 20 + 100 times."""
+"""Small, so that the demo ends within a minute on two cores. The example moves 1 GiB, 20 + 100 times."""
 TRANSFER_SIZE = "64 MiB x 5 (the benchmark's own size is 1 GiB x 100)"
 
 
 async def run_transfer(save: Path | None = None) -> Evidence:
-    """WRITE over NIXL; aligned against unaligned where two NICs can be emulated, else one plain run.
+    """WRITE over NIXL, aligned against unaligned if two NICs can be emulated, else one plain run.
 
-    Degraded without NIXL, and where the rates are not reliable. `save`: the file for the record.
+    Degraded without NIXL, and if the rates are not reliable. `save`: the file for the record.
     """
     if (reason := nixl_missing_reason()) is not None:
         return await _transfer_over_sockets(reason)
@@ -191,7 +191,7 @@ WHOLE_RACK, PART_OF_A_RACK = ("blue", 18), ("green", 6)
 
 
 def run_demo(print_line: Callable[[str], None]) -> DemoReport:
-    """Run the demonstration; `print_line` gets the story while it happens."""
+    """Run the demonstration. `print_line` gets the story while it happens."""
     import uvloop
 
     keep_files_private()

@@ -5,7 +5,7 @@ their partitions, the job keeps running, and the measured transfer is saved wher
 read it. Then a GPU below the job is lost and answers again, over and over, so that there is always
 something to look at: three minutes lost, seven well. Each line names a command that shows the same.
 
-A home that has the tenants from an earlier run is taken as it is; the job starts anew, since the simulated
+A home that has the tenants from an earlier run is taken as it is. The job starts again, since the simulated
 cluster starts empty. A step that fails ends the demonstration, not the site.
 """
 
@@ -89,7 +89,7 @@ async def _lose_and_heal(story: DemoStory, gpu: LostGpu, announce: Announce, doc
 
 
 def _line(step: DemoStep) -> str:
-    """A step in a line; what it lacks or why it failed, in another."""
+    """A step in a line. Its gaps or the reason of its failure follow in another."""
     problem = step.degraded if step.ok else step.evidence.get("reason")
     because = "" if problem is None else f"\n         {DEGRADED if step.ok else 'reason'}: {problem}"
     return f"{step_mark(step)} {step.name} ({step.seconds:.1f} s){because}"

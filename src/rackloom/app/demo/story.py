@@ -1,9 +1,9 @@
-"""Steps of the demonstration: run in order, timed, and verified by what they observed.
+"""Steps of the demonstration: run in order, timed, and verified by their observations.
 
-A step returns the evidence that it saw, or raises `NotObserved` with what it saw instead; any other error
+A step returns the evidence that it saw, or raises `NotObserved` with the contrary evidence. Any other error
 fails the step too. After a failure, steps that build on it are reported as not attempted. A step that showed
-less than its name says, because something is missing here, is degraded: its evidence gives the reason and
-what would mend it. `wait_until` polls the cluster until an observation holds, for a minute at most.
+less than its name promises, because something is missing here, is degraded: its evidence gives the reason
+and the remedy. `wait_until` polls the cluster until an observation holds, for a minute at most.
 
 `example_directory` finds the manifests under examples/.
 """
@@ -31,11 +31,11 @@ def example_directory(name: str) -> Path:
 
 Evidence = dict[str, Any]
 DEGRADED = "degraded"
-"""The key of evidence under which a step says what it could not show, and why."""
+"""The key of evidence for the part that a step could not show, with the reason."""
 
 
 class NotObserved(Exception):
-    """The effect of a step was not observed; carries what was seen instead."""
+    """The effect of a step was not observed. Carries the evidence that was seen instead."""
 
     def __init__(self, reason: str, **evidence: Any) -> None:
         super().__init__(reason)
@@ -43,19 +43,19 @@ class NotObserved(Exception):
 
 
 class DemoStep(msgspec.Struct, frozen=True):
-    """One step of the story; `seconds` is wall time."""
+    """One step of the story. `seconds` is wall time."""
 
     name: str
     ok: bool
-    """Whether what it did was verified; also true of a degraded step."""
+    """Whether its effect was verified. Also true of a degraded step."""
     degraded: str | None
-    """What a verified step could not show here, and why; None: nothing."""
+    """The effects that a verified step could not show here, with the reason, or None."""
     seconds: float
     evidence: Evidence
 
 
 class DemoReport(msgspec.Struct, frozen=True):
-    """The whole story; ok only if every step was verified by observation."""
+    """The whole story. It is ok only if every step was verified by observation."""
 
     ok: bool
     degraded: bool
@@ -71,7 +71,7 @@ def step_mark(step: DemoStep) -> str:
 
 
 class DemoStory:
-    """Runs steps one after another; after a step fails, those that need it are not attempted."""
+    """Runs steps one after another. After a step fails, those that need it are not attempted."""
 
     def __init__(self, report: Callable[[DemoStep], None]) -> None:
         self.steps: list[DemoStep] = []
@@ -83,7 +83,7 @@ class DemoStory:
         return all(step.ok for step in self.steps)
 
     async def step(self, name: str, act: Callable[[], Awaitable[Evidence]]) -> None:
-        """Run `act`, which returns what it observed or raises."""
+        """Run `act`, which returns its observation or raises."""
         began = time.perf_counter()
         try:
             ok, evidence = True, await act()

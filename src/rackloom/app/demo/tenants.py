@@ -26,13 +26,13 @@ TOKEN_SECONDS = 600.0
 
 
 class DemoTenants:
-    """All tenants of the story together, and what the fabric shows of them."""
+    """All tenants of the story together, and their state in the fabric."""
 
     def __init__(self, *tenants: "DemoTenant") -> None:
         self._tenants = tenants
 
     async def create_partitions(self) -> Evidence:
-        """Logical partitions are records only; no GPU has joined one."""
+        """Logical partitions are records only. No GPU has joined one."""
         return {tenant.org: await tenant.create_partition() for tenant in self._tenants}
 
     async def create_instances(self) -> Evidence:
@@ -40,7 +40,7 @@ class DemoTenants:
         return {tenant.org: await tenant.create_instances() for tenant in self._tenants}
 
     async def keep_partitions(self) -> Evidence:
-        """Those that an earlier run left, and new ones where there are none."""
+        """The partitions that an earlier run left, or new ones if there are none."""
         return {tenant.org: await tenant.find_or_create_partition() for tenant in self._tenants}
 
     async def keep_instances(self) -> Evidence:
@@ -48,7 +48,7 @@ class DemoTenants:
         return {tenant.org: await tenant.find_or_create_instances() for tenant in self._tenants}
 
     async def see_partitions(self) -> Evidence:
-        """The partitions that hold GPUs are exactly the tenants', each with the GPUs of its own instances."""
+        """The partitions that hold GPUs are exactly the tenants', each with the GPUs of its instances."""
         occupied = {members: (domain, name) for domain, name, members in await self._occupied()}
         _require(
             len(occupied) == len(self._tenants),
@@ -68,7 +68,7 @@ class DemoTenants:
         return {tenant.org: await tenant.see_domain() for tenant in self._tenants}
 
     async def release(self) -> Evidence:
-        """Delete what was made, and see the fabric empty again."""
+        """Delete the created objects, and see the fabric empty again."""
         for tenant in self._tenants:
             await tenant.release()
         left = await self._occupied()
@@ -88,7 +88,7 @@ class DemoTenants:
 
 
 class DemoTenant:
-    """A tenant of the embedded site that takes `trays` compute trays, and what it made there."""
+    """A tenant of the embedded site that takes `trays` compute trays, with the objects that it created."""
 
     def __init__(self, site: EmbeddedSite, org: str, trays: int) -> None:
         self.site, self.org, self._trays = site, org, trays
@@ -104,7 +104,7 @@ class DemoTenant:
         self.instances: list[str] = []
 
     async def create_partition(self) -> Evidence:
-        """A logical partition is a record only; no GPU has joined it."""
+        """A logical partition is a record only. No GPU has joined it."""
         site_id = (await self._get("site"))[0]["id"]
         made = await self._post("nvlink-logical-partition", {"name": self.org, "siteId": site_id})
         self.partition = made["id"]
@@ -167,7 +167,7 @@ class DemoTenant:
         return {"gpusPerDomain": dict(domains), "example": {key: first[key] for key in _SHOWN_FIELDS}}
 
     async def release(self) -> None:
-        """Delete what was made, and see it gone."""
+        """Delete the created objects, and see them gone."""
         for instance in self.instances:
             await self._delete(f"instance/{instance}")
         await _wait_until(self._gone, "the instances were not released")

@@ -4,7 +4,7 @@ GPUs come from NVML, or from an inventory file on nodes without GPUs. Their plac
 from the host's /sys, completed by the vendor's NCCL topology file and by declarations. With `vfio`, GPUs
 that are bound to vfio-pci are published too. The lines of XIDs come from the host's /dev/kmsg.
 
-Two roots of NVIDIA's driver matter: where this container sees it, and where the host has it. CDI specs
+There are two paths to the root of NVIDIA's driver: one in this container, and one on the host. CDI specs
 must name the second.
 """
 
@@ -37,11 +37,11 @@ from rackloom.topology.discovery.nvidia_driver import NvidiaDriver
 from rackloom.topology.discovery.sysfs import Sysroot
 
 _PCI = Path("/sys/bus/pci")
-"""Of this container: it shows the host's functions, and the host's files may be mounted read-only."""
+"""This container's /sys shows the host's functions. The host's files may be mounted read-only."""
 
 
 class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the GPU plugin has."""
+    """Options of the GPU plugin only."""
 
     inventory_file: Path | None = None
     """Takes the place of NVML."""
@@ -51,9 +51,9 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     vfio_binding: bool = False
     ignored_xids: tuple[int, ...] = ()
     driver_root: Path = Path("/")
-    """Where NVIDIA's driver is seen from here."""
+    """Root of NVIDIA's driver in this container."""
     host_driver_root: Path = Path("/")
-    """Where the host has it."""
+    """Root of NVIDIA's driver on the host."""
     proc_devices: Path | None = None
     shares: ShareSettings = ShareSettings()
     dynamic_mig: bool = False
@@ -101,7 +101,7 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     driver = _driver_spec(common, options)
     programs = DriverPrograms(options.driver_root, driver)
     settings = _settings(common, options)
-    # Also where the options are off: a claim may have a device that was made or bound before.
+    # Needed even if the options are off: a claim may have a device that was made or bound before.
     partitioner = None if options.inventory_file is not None else nvml
     binder = None if partitioner is None else PciBinder(_PCI, common.sysroot / "proc", nvml.closed)
     launcher = PodLauncher(launcher_socket(settings.mps_home)) if options.mps_in_pod else None

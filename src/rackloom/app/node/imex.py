@@ -2,10 +2,10 @@
 
 The NVLink fabric of the node is read through NVML, or from a fabric file on nodes without GPUs. In mode
 driverManaged each reading refuses a driver whose IMEX daemon cannot follow its peers by DNS name. A
-fabric file that cannot be used is refused at the start; a driver or a device that is missing is waited
-for.
+fabric file that cannot be used is refused at the start. The plugin waits for a driver or a device that is
+missing.
 
-With `clique_label` the plugin writes the node label nvidia.com/gpu.clique while nobody else does, and
+With `clique_label` the plugin writes the node label nvidia.com/gpu.clique while no other writer does, and
 keeps it in channel isolation.
 """
 
@@ -39,18 +39,18 @@ from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 
 
 class ImexOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the IMEX plugin has."""
+    """Options of the IMEX plugin only."""
 
     namespaces: tuple[str, ...] = (DEFAULT_DAEMON_NAMESPACE,)
-    """Where IMEX daemons run: the first is for new ones, the others are of earlier installations."""
+    """Namespaces of IMEX daemons: the first is for new ones, the others are of earlier installations."""
     mode: ImexMode = ImexMode.DRIVER_MANAGED
     isolation: ImexIsolation = ImexIsolation.DOMAIN
     clique_label: bool = False
     fabric_file: Path | None = None
     driver_root: Path = Path("/")
-    """Where NVIDIA's driver is seen from here."""
+    """Root of NVIDIA's driver in this container."""
     host_driver_root: Path = Path("/")
-    """Where the host has it."""
+    """Root of NVIDIA's driver on the host."""
     proc_devices: Path | None = None
     host_socket: str = "/etc/nvidia-imex/imex_ctrl.sock"
 
@@ -64,7 +64,7 @@ def run_imex(common: NodeOptions, options: ImexOptions, announce: Callable[[str]
 async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> AsyncIterator[PluginProcess]:
     """The IMEX plugin of one node, serving while the context is entered.
 
-    Raises `Refused` for a fabric file that cannot be used. What the node lacks is waited for.
+    Raises `Refused` for a fabric file that cannot be used. Waits for a missing driver or device.
     """
     if options.fabric_file is not None:
         read_declared_fabric(options.fabric_file)

@@ -1,6 +1,6 @@
 """The launcher of MPS daemons as a process: `rackloom node mps`, in a pod that outlives the GPU plugin's.
 
-It needs no API server. Its container is what matters: the daemons that it starts for the plugin run there and
+It needs no API server. Only its container matters: the daemons that it starts for the plugin run there and
 end when this process does.
 """
 
@@ -16,12 +16,12 @@ from rackloom.claim.node.gpu.mps_launcher import daemons_home, launcher_socket, 
 
 
 class MpsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the launcher meets the GPU plugin and NVIDIA's driver."""
+    """Paths that the launcher shares with the GPU plugin, and the root of NVIDIA's driver."""
 
     plugins: Path
     """kubelet's plugins directory."""
     driver_root: Path
-    """Where NVIDIA's driver is seen from here."""
+    """Root of NVIDIA's driver in this container."""
 
 
 def run_mps(options: MpsOptions, announce: Callable[[str], None]) -> None:

@@ -2,10 +2,10 @@
 
 kubelet calls the DRA plugin to prepare claims. The runtime calls the NRI plugin when a pod sandbox starts
 or stops, and NICs move into and out of the pod's network namespace then. `nic_parts` builds both halves
-over the same attachments and DHCP leases, which are kept on disk and read back after a restart; records
-of an earlier boot do not count. What is in pods stays there when the plugin ends.
+over the same attachments and DHCP leases, which are kept on disk and read back after a restart. Records
+of an earlier boot do not count. NICs in pods stay there when the plugin ends.
 
-DHCP leases are kept on the boot clock, which no time correction moves; `wall_of` converts them for
+DHCP leases are kept on the boot clock, which no time correction moves. `wall_of` converts them for
 status and events. Metrics count attachments, leases by state, and whether the runtime calls the plugin at
 all: without that call a plugin looks healthy in every other respect.
 """
@@ -53,16 +53,16 @@ from rackloom.core.nics.lease import LeaseState
 from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 
 CloudChoice = Literal["auto", "none", "gke", "azure", "aws", "oke"]
-"""Whose metadata service is read. `auto`: that of the cloud which firmware names, if any."""
+"""The cloud with the metadata service to read. `auto`: the cloud that firmware names, if any."""
 
 
 class NicOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the NIC plugin has."""
+    """Options of the NIC plugin only."""
 
     nri_socket: Path = NRI_SOCKET
     left_out: ExclusionPolicy = DEFAULT_EXCLUSION_POLICY
     filter: str | None = None
-    """A CEL expression; None publishes all that are not left out."""
+    """A CEL expression. None publishes all that are not left out."""
     moves_ipoib: bool = True
     nccl_topology: Path | None = None
     declared: Path | None = None
@@ -78,7 +78,7 @@ def run_nic(common: NodeOptions, options: NicOptions, announce: Callable[[str], 
 
 
 class NicParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plugin is made of: one half for kubelet, the other for the runtime."""
+    """The parts of the plugin: one half for kubelet, the other for the runtime."""
 
     plugin: NicPlugin
     manager: AttachmentManager
@@ -88,7 +88,7 @@ class NicParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: PluginHost) -> NicParts:
-    """The parts, with what an earlier process of the plugin left on disk."""
+    """The parts, with the state that an earlier process of the plugin left on disk."""
     home = common.directories.home(NIC_DRIVER)
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
     scanner = HostScanner(
@@ -149,7 +149,7 @@ def _cloud_watcher(options: NicOptions, scanner: HostScanner) -> CloudWatcher | 
 async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> AsyncIterator[PluginProcess]:
     """The NIC plugin of one node, serving while the context is entered.
 
-    What is in pods stays there when it ends: their sandboxes go on without it.
+    NICs in pods stay there when it ends: their sandboxes go on without it.
     """
     host = host_of(common)
     parts = nic_parts(common, options, api, host)

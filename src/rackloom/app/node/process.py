@@ -1,10 +1,10 @@
-"""What every node plugin has as a process: the API server, signals, metrics and health probes.
+"""The process of every node plugin: the API server, signals, metrics and health probes.
 
 `serve_plugin` connects to the API server, serves one driver's plugin, and ends on SIGTERM or SIGINT, or
-when a background task of the plugin fails; leaving the plugin's context then raises why.
+when a background task of the plugin fails. Leaving the plugin's context then raises the error.
 
 `plugin_listeners` opens up to two listeners. The HTTP listener has /metrics, /readyz, and /healthz, which
-calls the plugin over its own sockets as kubelet does. The gRPC health service is what kubelet probes at
+calls the plugin over its own sockets as kubelet does. kubelet probes the gRPC health service at
 the pod's address. The boot id of the host decides whether checkpoints of an earlier plugin process are
 still valid.
 """
@@ -45,14 +45,14 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     directories: PluginDirectories
     sysroot: Path = Path("/")
-    """Where the host's /proc is found."""
+    """The path of the host's root, for its /proc."""
     listen: str | None = None
-    """`host:port` of /metrics, /healthz and /readyz; None for none."""
+    """`host:port` of /metrics, /healthz and /readyz, or None to serve none."""
     health_listen: str | None = None
-    """`host:port` of the gRPC health service, which kubelet probes at the pod's address; None for none."""
+    """`host:port` of the gRPC health service, which kubelet probes at the pod's address, or None."""
     kubeconfig: Path | None = None
     context: str | None = None
-    """None: the cluster that this pod runs in."""
+    """None stands for the cluster that this pod runs in."""
 
 
 class NodeService(Protocol):
@@ -63,7 +63,7 @@ class NodeService(Protocol):
         ...
 
     def not_ready(self) -> str | None:
-        """Why pods with claims cannot be served here now; None: they can."""
+        """The reason why pods with claims cannot be served here now, or None if they can."""
         ...
 
     async def is_serving(self) -> bool:
@@ -96,21 +96,21 @@ async def serve_plugin(
 
 
 async def _stop_on_failure(service: NodeService, stopped: asyncio.Event) -> None:
-    """Stop when the plugin's own work fails; leaving it raises why."""
+    """Stop when the plugin's own work fails. Leaving its context raises the error."""
     with suppress(Exception):
         await service.fails()
     stopped.set()
 
 
 def host_of(common: NodeOptions) -> PluginHost:
-    """What the framework has to know of this machine."""
+    """The facts of this machine that the framework needs."""
     boot_id = (common.sysroot / BOOT_ID).read_text().strip()
     return PluginHost(node=common.node, boot_id=boot_id, directories=common.directories, wall=time.time)
 
 
 @asynccontextmanager
 async def plugin_listeners(common: NodeOptions, plugin_process: NodeService) -> AsyncIterator[None]:
-    """Serve what probes and Prometheus ask for."""
+    """Serve health probes and Prometheus."""
     async with AsyncExitStack() as stack:
         if common.listen is not None:
             await stack.enter_async_context(
@@ -138,7 +138,7 @@ async def _health_service(listen: str, plugin_process: NodeService) -> AsyncIter
 
 
 class PluginEndpoints(PlainEndpoints):
-    """An ASGI application: /metrics, /readyz, and /healthz, which asks the plugin over its own sockets."""
+    """An ASGI application: /metrics, /readyz, and /healthz, which calls the plugin over its own sockets."""
 
     def __init__(self, plugin_process: NodeService) -> None:
         super().__init__({"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready})

@@ -1,8 +1,8 @@
 """All three plugins of a node in one process: less memory than three, and one fate.
 
-Each plugin keeps its sockets, its checkpoint and its CDI specs, as in a process of its own, and kubelet knows
-three plugins. They share what takes most memory: the interpreter, the gRPC and Kubernetes libraries, and one
-client of the API server. Probes and metrics are answered for all of them at one address: the process is
+Each plugin keeps its sockets, its checkpoint and its CDI specs, as in a separate process, and kubelet knows
+three plugins. They share the largest users of memory: the interpreter, the gRPC and Kubernetes libraries, and
+one client of the API server. Probes and metrics are answered for all of them at one address: the process is
 ready when each plugin is, and serves while each does. When one fails, all end.
 """
 

@@ -1,12 +1,12 @@
 """The background job of the audit log: writes the entries of refused requests, and removes old entries.
 
-Refused requests wait in `RequestAudit`; every `FLUSH_SECONDS` those that are due get entries, in one
-transaction. While the database takes no writes they stay there, counted. What is left when the service
-stops is written then, after the transaction that is running: nothing is entered twice.
+Refused requests wait in `RequestAudit`. Every `FLUSH_SECONDS` those that are due get entries, in one
+transaction. While the database takes no writes they stay there, counted. The rest is written when the
+service stops, after the transaction that is running: nothing is entered twice.
 
 Retention: every `RETENTION_SECONDS` a survey finds the newest entry that is to go, by age or by number.
 Entries up to it are removed in transactions of `BATCH`, with a pause after each, so that no other write
-waits long. Replicas do the same work side by side, and each removes what the others have left.
+waits long. Replicas do the same work side by side, and each removes the entries that the others have left.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class AuditKeeper(msgspec.Struct, frozen=True, kw_only=True):
     keep_seconds: float
     """Entries that are older are removed."""
     keep_entries: int
-    """Of more entries the oldest are removed."""
+    """The oldest entries beyond this number are removed."""
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -62,7 +62,7 @@ class AuditKeeper(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
-                # The transaction goes on. Only its end says whether `due` is still to be written.
+                # The transaction goes on. Only its end shows whether `due` is still to be written.
                 await asyncio.wait([writing])
                 raise
 
@@ -87,6 +87,6 @@ class AuditKeeper(msgspec.Struct, frozen=True, kw_only=True):
         try:
             await work
         except (Retry, Unknown):
-            pass  # the store has logged it; what was not written stays
+            pass  # the store has logged it, and unwritten entries stay
         except Exception:
             log.exception("audit.failed")

@@ -2,12 +2,12 @@
 
 `ClusterFollower` has one informer (list and watch) per kind that the rack map shows, however often the
 map is drawn. While the watch of one kind is broken, the whole cluster is unknown since then: half of it
-would show pods without devices, or racks without pods. `version` changes only with what is drawn of an
-object; heartbeats of nodes do not count. A programming error in one informer makes the cluster unknown,
+would show pods without devices, or racks without pods. `version` changes only with the drawn fields of an
+object. Heartbeats of nodes do not count. A programming error in one informer makes the cluster unknown,
 and the site is served without it.
 
-The client keeps of each object only what the snapshot uses. `in_cluster` requires the pod's service
-account: a kubeconfig that happens to lie around must not take its place.
+The client keeps only the fields of each object that the snapshot uses. `in_cluster` requires the pod's
+service account: a kubeconfig that happens to lie around must not take its place.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterFollower:
-    """A cache of all kinds that a snapshot shows. Construct it in a running event loop; `run` fills it."""
+    """A cache of all kinds that a snapshot shows. Construct it in a running event loop. `run` fills it."""
 
     def __init__(self, api: KubeApi, clock: Callable[[], float], rng: random.Random) -> None:
-        """`clock` gives seconds since the epoch; `rng` draws the jitter of retries."""
+        """`clock` gives seconds since the epoch. `rng` draws the jitter of retries."""
         self._informers = {
             kind: Informer(api, kind, excuses=partial(is_excused, kind), rng=rng) for kind in SNAPSHOT_KINDS
         }
@@ -78,20 +78,20 @@ class ClusterFollower:
         return ObjectList(tuple(informer.cache), "")
 
     def version(self) -> object:
-        """A value that differs after every change that the map shows; heartbeats of nodes do not count."""
+        """A value that differs after every change that the map shows. Heartbeats of nodes do not count."""
         informers = self._informers.items()
         return self._changes, frozenset(
             kind for kind, informer in informers if informer.problem is not None or _is_behind(informer)
         )
 
     def reach(self) -> ClusterFreshness:
-        """When all kinds were last observed, and since when any of them is unknown."""
+        """The time when all kinds were last observed, and since when any of them is unknown."""
         times = [informer.observed_at for informer in self._informers.values()]
         oldest = None if None in times else min(time for time in times if time is not None)
         return ClusterFreshness(self._epoch_time(oldest), self._epoch_time(self._unknown_since()))
 
     def _unknown_since(self) -> float | None:
-        """Loop time. A kind that was never listed counts only where no other kind is behind."""
+        """Loop time. A kind that was never listed counts only if no other kind is behind."""
         behind = [informer for informer in self._informers.values() if _is_behind(informer)]
         since = [
             informer.unknown_since
@@ -123,11 +123,11 @@ def _is_behind(informer: Informer) -> bool:
 
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes mounts it."""
+"""Kubernetes' mount point of the service account."""
 
 
 def cluster_client(config: ClusterConfig, user_agent: str) -> KubeClient:
-    """A client that keeps of each object only what a snapshot uses. It connects at its first request.
+    """A client that keeps only the fields that a snapshot uses. It connects at its first request.
 
     Raises Refused when the configuration names no API server.
     """

@@ -28,14 +28,14 @@ log = structlog.get_logger(__name__)
 ANSWER_SECONDS = 5.0
 """Limit of the time for one complete response."""
 MAX_BYTES = 65_536
-"""Limit of the size of a response; no state is longer."""
+"""Limit of the size of a response. No state is longer."""
 MAX_CONCURRENT = 16
 STATES = {"ready": Status.READY, "initializing": "Initializing", "error": Status.ERROR}
 """State in a response -> status of the machine."""
 
 
 class HostStatePoller(msgspec.Struct, frozen=True):
-    """Reads the state of every machine each `interval` seconds, and writes what has changed."""
+    """Reads the state of every machine each `interval` seconds, and writes the changes."""
 
     url: str
     interval: float
@@ -44,7 +44,7 @@ class HostStatePoller(msgspec.Struct, frozen=True):
     transport: httpx2.AsyncBaseTransport | None = None
 
     async def run(self, wake: Callable[[frozenset[str]], None]) -> None:
-        """Poll until cancelled; `wake` gets the domains with machines whose state changed."""
+        """Poll until cancelled. `wake` gets the domains with machines in a new state."""
         while True:
             try:
                 wake(await self.ask())
@@ -55,7 +55,7 @@ class HostStatePoller(msgspec.Struct, frozen=True):
             await asyncio.sleep(self.interval)
 
     async def ask(self) -> frozenset[str]:
-        """Poll all machines once; returns the domains of those whose state changed."""
+        """Poll all machines once. Return the domains of those with a new state."""
         machines = await self.store.read(_machine_ids)
         slots = asyncio.Semaphore(MAX_CONCURRENT)
         async with httpx2.AsyncClient(timeout=ANSWER_SECONDS, transport=self.transport) as client:
@@ -92,7 +92,7 @@ async def _get_json(client: httpx2.AsyncClient, url: str) -> Any:
 
 
 def write_states(conn: sa.Connection, states: dict[str, str], now: float) -> frozenset[str]:
-    """Write the states of machines; returns the domains of those that changed."""
+    """Write the states of machines. Return the domains of those that changed."""
     rows = conn.execute(sa.select(machine.c.id, machine.c.status, machine.c.domain)).all()
     changed = [row for row in rows if row.id in states and row.status != states[row.id]]
     for row in changed:

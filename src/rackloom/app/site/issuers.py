@@ -1,17 +1,17 @@
 """Bearer tokens of the issuers that the site trusts, and when their signing keys are read.
 
-The issuer that an unverified token claims decides only which keys are tried; a token verifies only with the
+The issuer that an unverified token claims decides only which keys are tried. A token verifies only with the
 keys, the audiences and the claim mapping of that issuer. Subjects are qualified with it.
 
-Keys are read at the start and then on a timer (`refresh`). A token with an unknown key id asks for them
-earlier, as a provider may have rotated its keys: at most once in `ASKED_SECONDS` for each issuer, by the
+Keys are read at the start and then on a timer (`refresh`). A token with an unknown key id triggers an earlier
+reading, as a provider may have rotated its keys: at most once in `ASKED_SECONDS` for each issuer, by the
 same background job. The request itself never waits for another server. It is answered 503 while keys are
 being read on its behalf, and 401 afterwards. So a flood of made-up key ids causes two reads a minute.
 
 A provider that cannot be reached, or that answers with something else than a key set, has not revoked its
 keys: those read last stay in use, and the next attempt follows after `RETRY_SECONDS`. A key set in which no
-key can be used withdraws the old ones: the tokens of the issuer are answered 401. `doubts` and `key_age` tell
-operators. While the keys of an issuer were never read, its tokens are neither valid nor invalid: 503.
+key can be used withdraws the old ones: the tokens of the issuer are answered 401. `doubts` and `key_age` are
+for operators. While the keys of an issuer were never read, its tokens are neither valid nor invalid: 503.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 10.0
 ASKED_SECONDS = 30.0
-"""Between a reading of keys and one that an unknown key id asks for."""
+"""Between a reading of keys and one that an unknown key id triggers."""
 MAX_REASON = 300
 """Characters of a reason why keys could not be read: a provider chooses parts of it."""
 
 
 class _Issuer:
-    """An issuer, its verifier, and what is known of its keys."""
+    """An issuer, its verifier, and the state of its keys."""
 
     def __init__(self, config: IssuerConfig) -> None:
         self.config = config
@@ -48,7 +48,7 @@ class _Issuer:
         self.asked = asyncio.Event()
 
     def ask(self, now: float) -> bool:
-        """Ask for a reading because of an unknown key id; whether there will be one soon."""
+        """Request a reading because of an unknown key id. Return whether there will be one soon."""
         if now - self.tried_at >= ASKED_SECONDS:
             self.asked.set()
         return self.asked.is_set()
@@ -62,7 +62,7 @@ class _Issuer:
 
 
 class IssuerVerifier(TokenVerifier):
-    """Verifies tokens of all configured issuers; each only with its own keys and audiences."""
+    """Verifies tokens of all configured issuers, each only with its own keys and audiences."""
 
     def __init__(self, issuers: Sequence[IssuerConfig], clock: Callable[[], float]) -> None:
         # It has no keys itself, and refuses a token of an unknown issuer with the usual message.
@@ -70,7 +70,7 @@ class IssuerVerifier(TokenVerifier):
         self._issuers = {issuer.issuer: _Issuer(issuer) for issuer in issuers}
 
     def verify(self, authorization: str | None, org: str) -> Caller:
-        """As `TokenVerifier.verify`; raises Retry as long as the keys of the token may not be known yet."""
+        """As `TokenVerifier.verify`. Raises Retry as long as the keys of the token may not be known yet."""
         issuer = self._issuers.get(_claimed_issuer(authorization))
         if issuer is None:
             return super().verify(authorization, org)
@@ -94,7 +94,7 @@ class IssuerVerifier(TokenVerifier):
                 tasks.create_task(self._refresh(issuer))
 
     def doubts(self) -> dict[str, str]:
-        """The issuers whose keys could not be read when they were due, each with the reason."""
+        """The issuers with keys that could not be read when they were due, each with the reason."""
         found = {}
         for name, issuer in sorted(self._issuers.items()):
             if issuer.failure is not None:
@@ -103,7 +103,7 @@ class IssuerVerifier(TokenVerifier):
         return found
 
     def key_age(self, name: str) -> float:
-        """Seconds since the keys of an issuer were read; infinite if they never were."""
+        """Seconds since the keys of an issuer were read. Infinite if they never were."""
         read_at = self._issuers[name].read_at
         return float("inf") if read_at is None else max(0.0, self._clock() - read_at)
 
@@ -118,7 +118,7 @@ class IssuerVerifier(TokenVerifier):
             self._trust(issuer, await read_keys(issuer.config))
             issuer.failure = None
         except Exception as error:
-            # Whatever a provider sends: it must not end the service.
+            # A provider's answer must never end the service.
             if isinstance(error, NoUsableKeys):
                 self._trust(issuer, [])
             issuer.failure = (str(error) or type(error).__name__)[:MAX_REASON]
@@ -142,7 +142,7 @@ class IssuerVerifier(TokenVerifier):
 
 
 def _claimed_issuer(authorization: str | None) -> str:
-    """The issuer that the token claims, unverified; empty where it claims none."""
+    """The issuer that the token claims, unverified, or empty if it claims none."""
     token = (authorization or "").partition(" ")[2].strip()
     try:
         claims = jwt.decode(token, options={"verify_signature": False})

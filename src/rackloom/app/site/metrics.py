@@ -1,12 +1,12 @@
 """Prometheus metrics of the site service, and its endpoints /metrics, /healthz and /readyz.
 
 Names that NVIDIA Infra Controller has begin with `<prefix>nvlink_partition_monitor_`, Rackloom's own with
-`<prefix>nvlink_`. `nmxc` and `nmxm` are the two kinds of switch controllers; both families exist
-whichever the site has. Series start with zero, so that the first failure is a change and not a new
+`<prefix>nvlink_`. `nmxc` and `nmxm` are the two kinds of switch controllers. Both families exist
+even if the site has only one. Series start with zero, so that the first failure is a change and not a new
 series.
 
 `SiteMetrics` has two inputs. The reconciler reports passes, observations, operations and refusals as they
-happen; `record_counts` counts the records at each scrape. Series of a domain that is gone disappear.
+happen. `record_counts` counts the records at each scrape. Series of a domain that is gone disappear.
 Scrapes run one at a time: two at once would count the same transitions to Ready twice. /metrics also has the
 findings of the newest examination (`app.doctor_metrics`): the map, /readyz and alerts show one list.
 
@@ -53,7 +53,7 @@ from rackloom.web.model import SiteMap
 OPERATIONS: Final = ("create", "update", "remove", "remove_default_partition")
 STATUSES: Final = {"done": "completed", "refused": "failed", "unknown": "timedout"}
 KNOWN_ERRORS: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED", "client")
-"""Errors whose series exist from the start; any other error makes its series when it first occurs."""
+"""Errors with series that exist from the start. Any other error makes its series when it first occurs."""
 MAX_ERROR_LABEL = 32
 """Characters of the `error` label, as upstream."""
 
@@ -180,7 +180,7 @@ class SiteMetrics(ReconcileMetrics):
         self.key_age.labels(issuer).set_function(key_age)
 
     def connections_ended(self, listener: str) -> ConnectionEnded:
-        """Counts the connections of a listener that a limit ends; all reasons from zero."""
+        """Counts the connections of a listener that a limit ends, with all reasons from zero."""
         for why in END_REASONS:
             self.ended.labels(listener, why)
         return lambda why: self.ended.labels(listener, why).inc()
@@ -199,7 +199,7 @@ class SiteMetrics(ReconcileMetrics):
         self.drift.labels(observation.domain)
 
     def unreachable(self, endpoint_id: str, reason: str) -> None:
-        """An endpoint could not be read; counted as a connect error when it did not get beyond Hello."""
+        """An endpoint could not be read. Counted as a connect error if it did not get beyond Hello."""
         error = connect_error(reason)
         if error is not None:
             self._series_of(endpoint_id).connect_errors.labels(error).inc()
@@ -238,7 +238,7 @@ class SiteMetrics(ReconcileMetrics):
         self.apply.observe(seconds * 1000)
 
     def page(self, counts: SiteCounts, now: float) -> bytes:
-        """The page that Prometheus reads, with the present `counts`; `now` is seconds since the epoch."""
+        """The page that Prometheus reads, with the present `counts`. `now` is seconds since the epoch."""
         self.logical.set(counts.logical_partitions)
         self.physical.set(counts.physical_partitions)
         for state, number in counts.endpoints.items():
@@ -270,7 +270,7 @@ class SiteMetrics(ReconcileMetrics):
 
 
 def connect_error(reason: str) -> str | None:
-    """The `error` label of a failed Hello; None for a failure after it."""
+    """The `error` label of a failed Hello, or None for a failure after it."""
     failure = _FAILED_RPC.match(reason)
     if failure is None:
         return "client"
@@ -293,7 +293,7 @@ def _operation_name(operation: PartitionOperation) -> str:
 
 
 STOPS_SERVING: Final = (Check.LAYER, Check.CONTROLLER, Check.CONTROLLER_AWAY, Check.DOMAIN_PAUSED)
-"""Checks whose findings show that requests of tenants wait, in a domain or in the whole site."""
+"""Checks with findings that show that requests of tenants wait, in a domain or in the whole site."""
 
 
 class MetricsEndpoints(PlainEndpoints):

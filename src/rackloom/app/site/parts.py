@@ -1,4 +1,4 @@
-"""The parts of a site service, built from its configuration; none of them runs or listens yet.
+"""The parts of a site service, built from its configuration. None of them runs or listens yet.
 
 `assemble` opens the store, records the site at the first start, and builds reconciler, switch access,
 token verification and metrics. All parts share one store and one monotonic clock, which starts after the
@@ -6,7 +6,7 @@ newest time in the records: whether an observation answers an intent is decided 
 
 The reconciler records each observation, and enrols machines from it where the configuration takes
 machines from that kind of controller. The monitor interval may be at most half of the time for which an
-observation is valid; otherwise controllers of one domain that contradict one another would never be
+observation is valid. Otherwise controllers of one domain that contradict one another would never be
 compared.
 
 A site may have one NMX-M for all its chassis (`nmx_m_endpoint`). `NmxmDiscovery` reads it at each
@@ -69,12 +69,12 @@ from rackloom.runtime.traces import NO_TRACES, Traces
 log = structlog.get_logger(__name__)
 
 NO_NMXM = "localhost"
-"""Default of upstream's key; it means that the site has no NMX-M."""
+"""Default of upstream's key. It means that the site has no NMX-M."""
 NMXM_SUBJECT = "nvlink_config.nmx_m_endpoint"
 
 
 def configured_nmxm_url(config: NvlinkConfig) -> str | None:
-    """URL of the site's NMX-M; None without one. Raises Refused for an invalid address."""
+    """URL of the site's NMX-M, or None without one. Raises Refused for an invalid address."""
     endpoint = config.nmx_m_endpoint
     return None if endpoint == NO_NMXM else url_of_kind(endpoint, ControllerKind.NMX_M)
 
@@ -91,7 +91,7 @@ class NmxmDiscovery(msgspec.Struct, frozen=True, kw_only=True):
     metrics: ReconcileMetrics
 
     async def run(self, endpoints_changed: Callable[[], None]) -> None:
-        """Read until cancelled; `endpoints_changed` is called after new endpoints."""
+        """Read until cancelled. `endpoints_changed` is called after new endpoints."""
         while True:
             try:
                 if await self.enrol():
@@ -106,7 +106,7 @@ class NmxmDiscovery(msgspec.Struct, frozen=True, kw_only=True):
             await asyncio.sleep(self.interval)
 
     async def enrol(self) -> tuple[str, ...]:
-        """Read once; returns the chassis that have an endpoint now and had none.
+        """Read once. Return the chassis that have an endpoint now and had none.
 
         Raises FabricUnavailable and FabricRefused when NMX-M does not answer.
         """
@@ -157,7 +157,7 @@ class ServiceParts(msgspec.Struct, frozen=True, kw_only=True):
     switches: Switches
     metrics: SiteMetrics
     nmxm: str | None
-    """URL of the site's own NMX-M, whose chassis are not registered one by one."""
+    """URL of the site's own NMX-M, with chassis that are not registered one by one."""
     reconciler: Reconciler
     issuers: IssuerVerifier
     page: MetricsEndpoints
@@ -167,7 +167,7 @@ class ServiceParts(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def assemble(config: Config, traces: Traces = NO_TRACES) -> AsyncIterator[ServiceParts]:
-    """The parts as configured; their store is closed at the end. Their work opens spans in `traces`.
+    """The parts as configured. Their store is closed at the end. Their work opens spans in `traces`.
 
     Raises Refused for invalid ones, and for a database that cannot be opened or takes no writes.
     """
@@ -338,7 +338,7 @@ def _reconciler(
 
 
 def initial_machine_status(config: Config) -> str:
-    """Status of a host whose state was not read yet."""
+    """Status of a host before its state is first read."""
     return Status.READY if config.site.host_state.provider == "none" else Status.UNKNOWN
 
 

@@ -1,14 +1,14 @@
 """The signing keys of an identity provider: from a file, an address, or by OpenID Connect discovery.
 
-An issuer that is configured with neither a file nor an address is asked for its discovery document, at
+An issuer that is configured with neither a file nor an address is read from its discovery document, at
 `<issuer>/.well-known/openid-configuration` (OpenID Connect Discovery 1.0). The `issuer` in the document must
-equal the configured one exactly, and `jwks_uri` must be https; it may be at another host, as with some public
+equal the configured one exactly, and `jwks_uri` must be https. It may be at another host, as with some public
 providers, because the document came over a verified connection. The document is read with each refresh, so
 that a provider may move its keys.
 
 Every fetch is over https with a verified certificate (`ca_file` names the authority of a private provider),
 follows no redirect, and is bounded in size and in total time. A key counts only for signatures, and for the
-one asymmetric algorithm that its type and the configuration allow; what the document says of algorithms is
+one asymmetric algorithm that its type and the configuration allow. The document's list of algorithms is
 not used. Keys without an id are left out.
 
 Only the public members of a key are read (RFC 7517, RFC 7518, RFC 8037). From a private RSA exponent without
@@ -31,20 +31,20 @@ from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 
 FETCH_SECONDS = 10.0
-"""For the document and the keys together."""
+"""The time limit for the document and the keys together."""
 MAX_BYTES = 1 << 20
 MAX_KEYS = 100
-"""Of all kinds, in a key set."""
+"""The most keys in a key set, of all kinds."""
 _PUBLIC_MEMBERS = ("kty", "kid", "use", "alg", "n", "e", "crv", "x", "y")
 _MAX_CHARACTERS = {"n": 1366, "e": 11}
-"""Of base64url without padding: 8192 bits and 8 bytes."""
+"""The most characters of base64url without padding: 8192 bits and 8 bytes."""
 _ALGORITHM_OF: dict[tuple[str | None, str | None], Algorithm] = {
     ("RSA", None): "RS256",
     ("EC", "P-256"): "ES256",
     ("OKP", "Ed25519"): "EdDSA",
     ("OKP", "Ed448"): "EdDSA",
 }
-"""By type and curve."""
+"""The algorithm by type and curve."""
 
 
 class NoUsableKeys(Refused):
@@ -54,8 +54,8 @@ class NoUsableKeys(Refused):
 async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
     """The keys that the issuer signs with now.
 
-    Raises NoUsableKeys for a key set without them, Refused for content that is none; whatever else went wrong
-    has the error of its library.
+    Raises NoUsableKeys for a key set without them, and Refused for content that is no key set. Any other
+    failure has the error of its library.
     """
     if issuer.jwks_file is not None:
         return trusted_keys(await asyncio.to_thread(issuer.jwks_file.read_bytes), issuer)
@@ -69,7 +69,7 @@ async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
 
 
 async def discovered_document(client: httpx2.AsyncClient, issuer: IssuerConfig) -> dict[str, Any]:
-    """The discovery document of an issuer. Raises Refused where it is not about this issuer."""
+    """The discovery document of an issuer. Raises Refused if it is not about this issuer."""
     document = json_object(
         await _fetch(client, issuer.discovery_url), f"the discovery document of {issuer.issuer}"
     )
@@ -82,7 +82,7 @@ async def discovered_document(client: httpx2.AsyncClient, issuer: IssuerConfig) 
 
 
 def https_address(document: dict[str, Any], name: str) -> str:
-    """An address that a discovery document names. Raises Refused where it is not https."""
+    """An address that a discovery document names. Raises Refused if it is not https."""
     url = document.get(name)
     if not isinstance(url, str) or not url.startswith("https://"):
         raise Refused(f"the discovery document of {document['issuer']} names no https {name}")
@@ -90,7 +90,7 @@ def https_address(document: dict[str, Any], name: str) -> str:
 
 
 def json_object(content: bytes, name: str) -> dict[str, Any]:
-    """What a provider sent as `name`. Raises Refused where that is no JSON object."""
+    """A provider's content for `name`. Raises Refused if it is not a JSON object."""
     try:
         value = decode_json(content, name)
     except Undecodable:
@@ -110,7 +110,7 @@ async def _fetch(client: httpx2.AsyncClient, url: str) -> bytes:
 
 
 async def read_answer(request: AbstractAsyncContextManager[httpx2.Response], url: str) -> tuple[int, bytes]:
-    """Status and body of an answer. Raises Refused where it is too large."""
+    """Status and body of an answer. Raises Refused if it is too large."""
     async with request as reply:
         content = bytearray()
         async for chunk in reply.aiter_raw():
@@ -123,7 +123,7 @@ async def read_answer(request: AbstractAsyncContextManager[httpx2.Response], url
 def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
     """The signing keys of a key set, each for one allowed algorithm.
 
-    Raises NoUsableKeys where there are none, Refused for what is no key set.
+    Raises NoUsableKeys if there are none, and Refused if it is not a key set.
     """
     entries = json_object(jwks, f"the key set of {issuer.issuer}").get("keys")
     if not isinstance(entries, list):
@@ -140,7 +140,7 @@ def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
 
 
 def _trusted_key(entry: Any, issuer: IssuerConfig) -> TrustedKey | None:
-    """The key of an entry of a key set; None where it is not for signatures, not allowed, or invalid."""
+    """The key of an entry of a key set, or None if it is not for signatures, not allowed, or invalid."""
     if not isinstance(entry, dict):
         return None
     public = {name: entry[name] for name in _PUBLIC_MEMBERS if entry.get(name) is not None}

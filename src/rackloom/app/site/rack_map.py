@@ -1,6 +1,6 @@
 """The rack map beside REST: one address, the same tokens, and the snapshot of the doctor.
 
-`SiteSource` reads the site for the map: records, and where there are any, cluster and transfer records. A
+`SiteSource` reads the site for the map: records, and cluster and transfer records if there are any. A
 reading joins the layers in a thread and takes the newest findings of the examiner, which pauses while a
 snapshot is made. A change is noticed within 0.1 s by polling small versions from indexes: SQLite does not
 notify of another process's commit. Readings go through the store's survey connections, so that REST does
@@ -50,7 +50,7 @@ from rackloom.web.viewers import Authenticator, Viewer
 
 T = TypeVar("T")
 POLL_SECONDS = 0.1
-"""How often the map looks for changes in the records."""
+"""The interval at which the map looks for changes in the records."""
 TIMELINE_PER_ORG = 50
 """Operations of each organisation, so that one cannot displace the entries of another."""
 _OPERATOR_ROLES = frozenset({Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER})
@@ -81,7 +81,7 @@ _LATEST_OPERATIONS = (
 
 
 class _SurveyStore:
-    """A store whose reads are surveys, so that REST does not wait for them."""
+    """A store with surveys as reads, so that REST does not wait for them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -91,10 +91,10 @@ class _SurveyStore:
 
 
 class SiteSource:
-    """The site as its records show it, with its cluster and its transfers where there are any.
+    """The site as its records show it, with its cluster and its transfers, if any.
 
-    A cluster may be set later: one that is followed (`follow`), or an API server that is listed anew for each
-    reading, with `cluster_version`, a cheap value that differs after a change.
+    A cluster may be set later: one that is followed (`follow`), or an API server that is listed again for
+    each reading, with `cluster_version`, a cheap value that differs after a change.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SiteSource:
         stale_seconds: float = DEFAULT_VALID_SECONDS,
         issuer_doubts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`issuer_doubts` gives the issuers of tokens whose keys could not be read, each with the reason."""
+        """`issuer_doubts` gives the issuers of tokens with unreadable keys, each with the reason."""
         self._store = store
         self._clock = clock
         self._transfers = transfers
@@ -121,7 +121,7 @@ class SiteSource:
         self._examiner = Examiner()
 
     def follow(self, cluster: ClusterFollower, namespace: str = DEFAULT_DAEMON_NAMESPACE) -> None:
-        """Show the cluster of this follower; IMEX daemons run in `namespace`."""
+        """Show the cluster of this follower. IMEX daemons run in `namespace`."""
         self._namespace = namespace
         self.cluster, self.cluster_version, self._reach = cluster, cluster.version, cluster.reach
 
@@ -235,7 +235,7 @@ def mount_rack_map(
 ) -> ASGIApp:
     """The map at `/` and below `/map/`, and REST at every other path. `codes` sign browsers in by a link.
 
-    `live` has the readings of `source`; its `record` should run beside the listener, for the history. The
+    `live` has the readings of `source`. Its `record` should run beside the listener, for the history. The
     forms of tenants on the map act by `api`. Browsers may sign in at `providers`, which send them back to
     `address`. `grafana` is where operators find dashboards.
     """

@@ -2,12 +2,12 @@
 
 Counted are logical and physical partitions, endpoints by state, domains in conflict, and for each domain
 its partitions, GPUs and compute nodes by health. A domain is counted from its newest valid observation.
-Of a domain that cannot be read now only the time of its last observation is reported, because its present
+For a domain that cannot be read now only the time of its last observation is reported, because its present
 content is unknown.
 
 The time from a change of intent to Ready is counted once per instance: each call counts the status
-history after the entry that the previous call returned. A change of intent after that Ready waits for a
-Ready of its own.
+history after the entry that the previous call returned. A change of intent after that Ready waits for the
+next Ready.
 """
 
 from collections import Counter, defaultdict
@@ -33,11 +33,11 @@ from rackloom.core.partitions.domain import DomainLimits, DomainObservation, Gpu
 
 
 class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of the latest observation of a domain, by health; empty while the domain cannot be read."""
+    """Numbers of the latest observation of a domain, by health. Empty while the domain cannot be read."""
 
     uuid: str
     kind: ControllerKind
-    """Of the controller that was observed."""
+    """The kind of the observed controller."""
     observed_at: float
     partitions: Mapping[str, int]
     gpus: Mapping[str, int]
@@ -48,23 +48,23 @@ class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest_history_entry(conn: sa.Connection) -> int:
-    """Number of the newest entry in the status history; older entries were counted before."""
+    """Number of the newest entry in the status history. Older entries were counted before."""
     return conn.execute(sa.select(sa.func.max(history.c.id))).scalar_one() or 0
 
 
 class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of records; `newest_history` goes into the next call of `count_site_records`."""
+    """Counts of records. `newest_history` goes into the next call of `count_site_records`."""
 
     logical_partitions: int
     physical_partitions: int
-    """Created by the site and observed; a partition that was only requested does not count yet."""
+    """Created by the site and observed. A partition that was only requested does not count yet."""
     endpoints: Mapping[str, int]
-    """By state: known, unknown, never (read)."""
+    """Endpoints by state: known, unknown, never (read)."""
     disputed_domains: int = 0
     """Domains with conflicting controllers."""
     domains: tuple[DomainCounts, ...]
     ready_seconds: tuple[float, ...]
-    """Of each instance that became Ready since the last count: seconds since its intent changed."""
+    """Seconds from change of intent to Ready, for each instance that became Ready since the last count."""
     newest_history: int
 
 
@@ -76,7 +76,7 @@ class _ControllerReading(msgspec.Struct, frozen=True):
 
 
 def count_site_records(conn: sa.Connection, since: int, valid_from: float = 0.0) -> SiteCounts:
-    """Count everything now; transitions to Ready are those after history entry `since`.
+    """Count everything now. Transitions to Ready are those after history entry `since`.
 
     Readings from before `valid_from` count as lost.
     """
@@ -140,7 +140,7 @@ def _node_counts(observed: DomainObservation) -> Mapping[str, int]:
 
 
 def node_health(of_gpus: set[GpuHealth]) -> str:
-    """Health as NMX-C defines it: one unhealthy GPU degrades its node; without any NVLink it is unhealthy."""
+    """Health as NMX-C defines it: one unhealthy GPU degrades its node, and no NVLink makes it unhealthy."""
     names = {GpuHealth.HEALTHY: "healthy", GpuHealth.UNKNOWN: "unknown", GpuHealth.NO_NVLINK: "unhealthy"}
     return names.get(next(iter(of_gpus)), "degraded") if len(of_gpus) == 1 else "degraded"
 
@@ -150,7 +150,7 @@ def _ready_since(conn: sa.Connection, since: int) -> tuple[float, ...]:
         sa.select(history.c.created - instance.c.intent_at)
         .join(instance, instance.c.id == history.c.object_id)
         .where(history.c.id > since, history.c.status == Status.READY)
-        # An intent that is newer than this Ready waits for a Ready of its own.
+        # An intent that is newer than this Ready waits for the next Ready.
         .where(history.c.created >= instance.c.intent_at)
     )
     return tuple(conn.execute(turned).scalars())

@@ -5,10 +5,10 @@ account. The token is read for each request, because kubelet renews the file whi
 Secret that is mounted into the pod needs none of this: it is a directory for the file provider.
 
 In Vault, a secret path is the path below the mount. The client library blocks, so each call runs in a
-thread. Vault answers an expired token as it answers a token without rights; after such an answer the
+thread. Vault answers an expired token as it answers a token without rights. After such an answer the
 provider logs in again once, and the second answer decides.
 
-Bodies of failed replies and texts of errors are never reported: they may hold what was sent.
+Bodies of failed replies and texts of errors are never reported: they may hold data that was sent.
 """
 
 import asyncio
@@ -200,7 +200,7 @@ class VaultSecrets:
         except (hvac.exceptions.Forbidden, hvac.exceptions.Unauthorized, hvac.exceptions.InvalidRequest):
             raise Refused("Vault does not let us", nearest_fix="check the policy of the role") from None
         except (hvac.exceptions.VaultError, requests.RequestException) as error:
-            # The text of the error may repeat what was sent.
+            # The text of the error may repeat data that was sent.
             raise Retry(f"Vault cannot be asked: {type(error).__name__}", after=VAULT_SECONDS) from None
         except OSError as error:
             raise Refused(

@@ -1,15 +1,15 @@
 """Passwords and keys: a value that is never printed, one provider protocol, local providers.
 
 A secret has a path and a few fields: `nmxm/default/auth` has `username` and `password`. `Secret` shows
-stars in logs, tracebacks and format strings, and refuses to be pickled; only `reveal` gives the text. A
-path whose words could lead elsewhere (`..`) is refused.
+stars in logs, tracebacks and format strings, and refuses to be pickled. Only `reveal` gives the text. A
+path with words that could lead elsewhere (`..`) is refused.
 
-Providers: files `<directory>/<path>/<field>`, which is also how Kubernetes mounts a Secret; environment
-variables such as `RACKLOOM_SECRET_NMXM_DEFAULT_AUTH__PASSWORD`; Kubernetes Secrets; Vault. A file that
-everybody can read is refused. The environment is read only. Kubernetes Secrets and Vault, which need client
+Providers: files `<directory>/<path>/<field>`, which is also how Kubernetes mounts a Secret, environment
+variables such as `RACKLOOM_SECRET_NMXM_DEFAULT_AUTH__PASSWORD`, Kubernetes Secrets, and Vault. A file that
+all users can read is refused. The environment is read only. Kubernetes Secrets and Vault, which need client
 libraries, are in `secret_stores`.
 
-Providers raise `Retry` where the store cannot be reached, and `Refused` where it denies access.
+Providers raise `Retry` if the store cannot be reached, and `Refused` if it denies access.
 """
 
 import asyncio
@@ -62,11 +62,11 @@ class Secret:
 class SecretProvider(Protocol):
     """Named secrets, each a few fields: `nmxm/default/auth` has `username` and `password`.
 
-    Raises Retry where the store cannot be reached, Refused where it denies access.
+    Raises Retry if the store cannot be reached, and Refused if it denies access.
     """
 
     async def read(self, path: str) -> Mapping[str, Secret] | None:
-        """The fields of `path`; None when there is no such secret."""
+        """The fields of `path`, or None if there is no such secret."""
         ...
 
     async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
@@ -74,12 +74,12 @@ class SecretProvider(Protocol):
         ...
 
     async def delete(self, path: str) -> None:
-        """Delete `path`; nothing happens when it does not exist."""
+        """Delete `path`. Nothing happens if it does not exist."""
         ...
 
 
 def secret_of(content: bytes, where: str) -> Secret:
-    """The secret that `where` holds. Refused for bytes that are no text; the refusal does not show them."""
+    """The secret that `where` holds. Refused for bytes that are no text. The refusal does not show them."""
     try:
         return Secret(content.decode())
     except UnicodeDecodeError:
@@ -154,7 +154,7 @@ class FileSecrets:
         return await asyncio.to_thread(self._read, path)
 
     async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
-        """Write each field as a file of mode 0600; fields that are not given are removed."""
+        """Write each field as a file of mode 0600. Fields that are not given are removed."""
         await asyncio.to_thread(self._write, path, fields)
 
     async def delete(self, path: str) -> None:
@@ -193,7 +193,7 @@ class FileSecrets:
 
 
 def _is_field(file: Path) -> bool:
-    # Kubernetes keeps links and directories of its own beside the fields; their names begin with two dots.
+    # Kubernetes keeps links and directories beside the fields. Their names begin with two dots.
     return file.is_file() and not file.name.startswith(".") and file.suffix != PARTIAL
 
 

@@ -10,7 +10,7 @@ reconciler, the discovery of an NMX-M's chassis, the history of the map, the pol
 the cluster follower. Each of them ends only by failing, and the process then ends with that error. On
 SIGTERM or SIGINT the listeners close first.
 
-The admin gRPC is served over mTLS only, and only where the configuration has a section `[admin]`.
+The admin gRPC is served over mTLS only, and only if the configuration has a section `[admin]`.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ from rackloom.web.live import LiveMap
 
 
 def serve_rest(parts: ServiceParts, live: LiveMap, source: SiteSource) -> AbstractAsyncContextManager[int]:
-    """Serve REST, with the map of `source`; gives the port."""
+    """Serve REST, with the map of `source`. Yields the port."""
     server = parts.config.server
     api = create_app(
         ApiDeps(
@@ -101,7 +101,7 @@ def serve_rest(parts: ServiceParts, live: LiveMap, source: SiteSource) -> Abstra
 
 
 def caller_limits(config: LimitsConfig, refused: Callable[[CallerClass], None]) -> CallerLimits:
-    """The limits on requests as configured; `refused` is called for each request that they refuse."""
+    """The limits on requests as configured. `refused` is called for each request that they refuse."""
     tenant, provider = (_request_limits(limits) for limits in (config.tenant, config.provider))
     return CallerLimits(tenant=tenant, provider=provider, refused=refused)
 
@@ -117,7 +117,7 @@ def _request_limits(config: TenantLimitsConfig) -> RequestLimits:
 
 @asynccontextmanager
 async def serve_admin(parts: ServiceParts) -> AsyncIterator[int | None]:
-    """Serve the operators' gRPC; gives the port, None without `[admin]`."""
+    """Serve the operators' gRPC. Yields the port, or None without `[admin]`."""
     config = parts.config.admin
     if config is None:
         yield None
@@ -182,11 +182,11 @@ class _CredentialStore:
 
 Job = Coroutine[Any, Any, None]
 FIRST_READINGS_SECONDS = 5.0
-"""How long the listeners wait for controllers at the start: one that does not answer is left out."""
+"""The longest wait of the listeners for controllers at the start. One that does not answer is left out."""
 
 
 class SiteService(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a running service listens; `admin_port` is None without `[admin]`."""
+    """The addresses of a running service. `admin_port` is None without `[admin]`."""
 
     rest_port: int
     metrics_port: int
@@ -194,7 +194,7 @@ class SiteService(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     reconciler: Reconciler
     background: "tuple[asyncio.Task[None], ...]"
-    """Background jobs; each of them ends only by failing."""
+    """Background jobs. Each of them ends only by failing."""
 
 
 def run_serve(path: Path, announce: Callable[[str], None]) -> None:
@@ -254,10 +254,10 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
 
 
 async def _first_readings(reconciler: Reconciler) -> None:
-    """Return when each controller of this share was asked once, or after `FIRST_READINGS_SECONDS`.
+    """Return when each controller of this share was read once, or after `FIRST_READINGS_SECONDS`.
 
-    Until then the records say what the racks had before, perhaps in an older backup: an instance could be
-    placed on a tray that somebody has put into a partition since.
+    Until then the records show the earlier state of the racks, perhaps from an older backup: an instance
+    could be placed on a tray that another program has put into a partition since.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(FIRST_READINGS_SECONDS):
@@ -278,7 +278,7 @@ def _trace_settings(config: Config) -> TraceSettings | None:
 
 @asynccontextmanager
 async def _followed_cluster(parts: ServiceParts) -> AsyncIterator[ClusterFollower | None]:
-    """The follower of the cluster of `[kubernetes]`; None without that section."""
+    """The follower of the cluster of `[kubernetes]`, or None without that section."""
     config = parts.config.kubernetes
     if config is None:
         yield None
@@ -304,7 +304,7 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
 
 
 def _history_keeper(parts: ServiceParts) -> HistoryKeeper | None:
-    """What keeps the history of the map; None: with PostgreSQL the service has no directory of its own."""
+    """The keeper of the map's history, or None: with PostgreSQL the service has no directory."""
     folder = parts.config.database.sqlite
     if folder is None:
         return None

@@ -3,8 +3,8 @@
 `[auth.issuers.sign_in]` names the client. The two addresses come from the issuer's discovery document, with
 the same demands as its keys (`provider_keys`): https with a verified certificate, the document about the
 configured issuer letter by letter, no redirect, bounded in size and in total time. A document is used for as
-long as keys are (`refresh`). While it cannot be read, the next attempt follows after `RETRY_SECONDS`, however
-many people ask: they read the reason.
+long as keys are (`refresh`). While it cannot be read, the next attempt follows after `RETRY_SECONDS`, even
+if many people sign in: they read the reason.
 
 The client's secret is sent in the Authorization header, or in the body where the document names that way
 only. Without a secret the client is public, and PKCE alone protects the code. Neither a secret, a code nor a
@@ -57,7 +57,7 @@ class HttpSignInProvider:
         self._failure: tuple[float, str] | None = None
 
     async def authorization_endpoint(self) -> str:
-        """Where browsers are sent. Raises Refused with the reason while the provider does not say it."""
+        """The address for browsers. Raises Refused with the reason while the provider does not give it."""
         return https_address(await self._discovered(), "authorization_endpoint")
 
     async def exchange(self, code: str, verifier: str, redirect: str) -> TokenAnswer:
@@ -89,7 +89,7 @@ class HttpSignInProvider:
         return TokenAnswer(token, id_token if isinstance(id_token, str) else None)
 
     async def _login(self, document: dict[str, Any], form: dict[str, str]) -> httpx2.BasicAuth | None:
-        """How the client says who it is; a secret for the body is put into `form`."""
+        """The client's authentication. A secret for the body is put into `form`."""
         if self._client.client_secret_file is None:
             return None
         secret = await asyncio.to_thread(_secret, self._client.client_secret_file)
@@ -122,7 +122,7 @@ class HttpSignInProvider:
         return httpx2.AsyncClient(timeout=FETCH_SECONDS, verify=verify)
 
     async def _asked(self, ask: Callable[[httpx2.AsyncClient], Awaitable[T]]) -> T:
-        """What a provider answers; what goes wrong on the way there becomes Refused."""
+        """A provider's answer. Any error on the way there becomes Refused."""
         try:
             # The file of the authority is read first, and may not be there.
             async with asyncio.timeout(FETCH_SECONDS), self._open() as client:

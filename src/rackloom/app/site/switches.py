@@ -10,7 +10,7 @@ them.
 
 `SwitchDriver` replaces material while it is in use. It reads the material again when the controller
 cannot be reached, and at each rotation interval where rotation is enabled. Changed material replaces the
-old one only after the whole domain was read with it; until then the connection that works stays open.
+old one only after the whole domain was read with it. Until then the connection that works stays open.
 Replaced drivers are closed after their notification stream has moved on. A certificate that expires soon
 is logged.
 """
@@ -51,14 +51,14 @@ from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
 from rackloom.errors import Refused, Retry
 
-# TLS material and logins, read where the site keeps them.
+# TLS material and logins, read from the site's secret store.
 
 
 SECRET_FAMILY = {ControllerKind.NMX_C: "nmxc", ControllerKind.NMX_M: "nmxm"}
 
 
 class SwitchSecrets:
-    """TLS material and logins of the controllers, read anew at every call."""
+    """TLS material and logins of the controllers, read again at every call."""
 
     def __init__(self, config: NvlinkConfig, secrets: SecretProvider) -> None:
         self._config = config
@@ -67,7 +67,7 @@ class SwitchSecrets:
     async def tls(self, kind: ControllerKind, serials: Sequence[str]) -> TlsMaterial:
         """The TLS material for the controller of these chassis.
 
-        Raises Refused and Retry as the provider does, OSError where a file cannot be read.
+        Raises Refused and Retry as the provider does, and OSError if a file cannot be read.
         """
         own: dict[str, Secret] = {}
         for serial in serials:
@@ -123,11 +123,11 @@ def _file_content(path: Path | None) -> bytes | None:
 log = structlog.get_logger(__name__)
 
 FIRST_DELAY, MAX_DELAY = 0.5, 30.0
-"""Seconds before TLS material that cannot be read is read again; doubled each time."""
+"""Seconds before TLS material that cannot be read is read again. They double each time."""
 
 
 class ControllerAccess(msgspec.Struct, frozen=True):
-    """The address of a controller, and the TLS material for it; None for plaintext."""
+    """The address of a controller, and the TLS material for it. None stands for plaintext."""
 
     address: ControllerAddress
     tls: TlsMaterial | None
@@ -170,7 +170,7 @@ class SwitchDriver:
             raise FabricUnavailable(f"the domain was not read within {bound:.0f} s") from error
 
     async def execute(self, operation: PartitionOperation) -> int:
-        """Execute one operation; see `FabricDriver`."""
+        """Execute one operation. See `FabricDriver`."""
         return await (await self._open()).execute(operation)
 
     async def notifications(self) -> AsyncIterator[None]:
@@ -207,7 +207,7 @@ class SwitchDriver:
         return rotation.enabled and self._clock() - self._read_at >= rotation.run_interval.total_seconds()
 
     async def _observe_with_new_material(self) -> DomainObservation | None:
-        """Read the domain with changed material; None where it has not changed or does not work."""
+        """Read the domain with changed material, or return None if it has not changed or does not work."""
         self._read_at = self._clock()
         try:
             access = await self._reach()
@@ -306,7 +306,7 @@ class Switches:
         self.clock = clock
 
     def check(self, url: str) -> None:
-        """Raise Refused for an invalid address, and for plaintext where the site does not allow it."""
+        """Raise Refused for an invalid address, and for plaintext if the site does not allow it."""
         if parse_controller_url(url).scheme == "http" and not self.config.allow_insecure:
             raise Refused(
                 f"{url} is plaintext, which this site does not allow",
@@ -350,7 +350,7 @@ class Switches:
         )
 
     async def browse(self, endpoint: Endpoint, rpc: str, gpu_uid: int) -> str:
-        """The controller's response to `rpc`, as JSON; of a GPU list only `gpu_uid` unless that is 0.
+        """The controller's response to `rpc`, as JSON. From a GPU list only `gpu_uid` unless that is 0.
 
         From an NMX-M it is the collection with the same content.
         """

@@ -1,10 +1,10 @@
 """One snapshot of a site from its records, its cluster and its saved transfers.
 
-The doctor and the rack map read nothing else. `site_snapshot` asks each layer that it is given and leaves
+The doctor and the rack map read nothing else. `site_snapshot` reads each layer that it is given and leaves
 out the others. An API server that does not answer, or a record that cannot be read, makes its layer
-unknown with the reason and a command that helps; the other layers are read all the same. Errors of the
-database pass through. The fabric layer is as old as its oldest reading; what a single domain lacks is
-part of that domain. Each layer's reader is imported when its layer is asked.
+unknown with the reason and a command that helps. The other layers are read all the same. Errors of the
+database pass through. The fabric layer is as old as its oldest reading. The status of a single domain is
+part of that domain. Each layer's reader is imported when its layer is read.
 """
 
 from collections.abc import Callable
@@ -36,10 +36,10 @@ async def site_snapshot(
     known: "ReadCache | None" = None,
     namespace: str = DEFAULT_DAEMON_NAMESPACE,
 ) -> SiteSnapshot:
-    """What each layer reports at `now` (seconds since the epoch); a layer that is None was not asked.
+    """The report of each layer at `now` (seconds since the epoch). A layer that is None is not read.
 
-    `records` is a `Store` or a reader of one; `stale` defines when its readings are old (default: after
-    `DEFAULT_VALID_SECONDS`). `reach` is how recent `cluster` is (default: it asks its API server now).
+    `records` is a `Store` or a reader of one. `stale` defines when its readings are old (default: after
+    `DEFAULT_VALID_SECONDS`). `reach` is how recent `cluster` is (default: it queries its API server now).
     `transfers` is the folder of transfer records, which need not exist yet, `known` the cache of a frequent
     reader, `namespace` that of the IMEX daemons. An API server that does not answer, or a transfer record
     that cannot be read, makes its layer unknown. Errors of `records` pass through.
@@ -67,7 +67,7 @@ async def _with_records(
     fabrics, site = await records.read(
         lambda conn: (read_fabrics(conn, stale, known), read_records(conn, snapshot.at, known))
     )
-    # The layer is as old as its oldest reading; the status of a single domain is part of that domain.
+    # The layer is as old as its oldest reading. The status of a single domain is part of that domain.
     at = min(
         (domain.observed_at for domain in fabrics.domains if domain.observed_at is not None), default=None
     )
@@ -76,7 +76,7 @@ async def _with_records(
         since = snapshot.at if at is None else at
         status = msgspec.structs.replace(status, unknown_since=since, problem=stale.reason, fix=stale.start)
     else:
-        # Tenants read this: a reason may hold what a controller answered.
+        # Tenants read this: a reason may hold a controller's answer.
         site = with_doubts(
             site,
             {

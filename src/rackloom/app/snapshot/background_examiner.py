@@ -1,18 +1,18 @@
 """Runs the doctor beside a service, and beside snapshots that may come faster than an examination takes.
 
-`Examiner` runs one examination at a time in a thread and answers with the newest findings. Only what
-differs from the snapshot examined last is checked again (`reexamination`), so an examination after one
+`Examiner` runs one examination at a time in a thread and answers with the newest findings. Only parts that
+differ from the snapshot examined last are checked again (`reexamination`), so an examination after one
 change is quick even on a large site: the snapshot waits for it (`QUICK_SECONDS`), and shows its own
 findings. A first examination of a large site, or one after a change of everything, takes longer. Then the
 snapshot is shown with the findings of before, and the new ones cause a reading when they are there.
 
 An examination begins when a snapshot differs from the one examined last in more than the times of its
-readings, so that a fault is found and a healed one forgotten soon after the event; and every 20 seconds,
-because some findings depend on the time alone. What changes while an examination runs, or rests, is
+readings, so that a fault is found and a healed one forgotten soon after the event. It also begins every 20
+seconds, because some findings depend on the time alone. Changes while an examination runs, or rests, are
 examined next, all at once. After an examination that was not quick the examiner rests three times as long
 as it took, so that it uses a quarter of one processor at most, however often a site changes.
 
-Findings more than 30 seconds away from a snapshot are not shown beside it; it waits for its own. While
+Findings more than 30 seconds away from a snapshot are not shown beside it. It waits for its own. While
 the next snapshot is made and drawn (`halted`), no new check begins, for one second at most, so that the
 thread does not compete with the drawing.
 """
@@ -36,7 +36,7 @@ OLDEST_SECONDS = 30.0
 QUICK_SECONDS = 0.5
 """An examination that takes no longer delays the snapshot, and is followed by no rest."""
 REST = 3.0
-"""How many times as long as it took an examination that was not quick is followed by none."""
+"""The rest after an examination that was not quick, as a multiple of its duration."""
 DELAY_SECONDS = 0.25
 """Seconds at most before an examination starts, in which the snapshot is drawn first."""
 LONGEST_HALT_SECONDS = 1.0
@@ -62,7 +62,7 @@ class Examiner:
         self._work: asyncio.Task[Examination] | None = None
         self._waited_for: asyncio.Task[Examination] | None = None
         self._took = 0.0
-        """How long the last examination took, in seconds; the first one, of everything, does not count."""
+        """The duration of the last examination in seconds. The first one, of everything, does not count."""
         self._rest_until = 0.0
         self._may_go_on = threading.Event()
         self._may_go_on.set()
@@ -77,7 +77,7 @@ class Examiner:
             self._may_go_on.set()
 
     async def newest(self, snapshot: SiteSnapshot, joined: JoinedShares) -> Examination:
-        """The newest findings; starts an examination of `snapshot` if it differs, or if they are old.
+        """The newest findings. Starts an examination of `snapshot` if it differs, or if they are old.
 
         `joined` are the chains of `snapshot`.
         """
@@ -103,7 +103,7 @@ class Examiner:
         return work.result()
 
     def _differs(self, snapshot: SiteSnapshot) -> bool:
-        """Whether it says something else than the snapshot examined last."""
+        """Whether it differs from the snapshot examined last."""
         examined = self._examined
         return examined is None or _without_times(snapshot) != _without_times(examined)
 

@@ -1,4 +1,4 @@
-"""The cache of a frequent reader: only what changed since the previous reading is decoded again.
+"""The cache of a frequent reader: only changes since the previous reading are decoded again.
 
 `ReadCache` remembers results by the function that made them, so each function may be used for one kind of
 things only. `again` compares inputs by value, `each` compares Kubernetes objects by UID and
@@ -21,14 +21,14 @@ V = TypeVar("V")
 
 
 class RecordMarks(NamedTuple):
-    """Where the journals of the records ended at a reading."""
+    """The ends of the records' journals at a reading."""
 
     revisions: Mapping[str, int]
-    """Of each NVLink domain."""
+    """The intent revision of each NVLink domain."""
     newest: Mapping[str, int]
-    """Of each journal, the number of its newest entry."""
+    """The number of the newest entry of each journal."""
     compared_at: float
-    """When all records were compared, whether or not a journal names them."""
+    """The time when all records were compared, even those that no journal names."""
 
 
 class ReadCache:
@@ -40,19 +40,19 @@ class ReadCache:
         self.shown: Mapping[str, Any] = {}
         """The decoded reading of each NVLink domain."""
         self.observed: set[str] = set()
-        """The domains whose reading was decoded since the records were read."""
+        """The domains with a reading that was decoded since the records were read."""
         self._made: dict[Callable[..., Any], Memo[Any, Any, Any]] = {}
         self._decoded: dict[Callable[..., Any], tuple[list[Object], list[Any], dict[Any, Any]]] = {}
         self._read: dict[Callable[..., Any], dict[str, tuple[str, Any]]] = {}
 
     def again(self, inputs: Mapping[K, I], make: Callable[[I], V]) -> list[V]:
-        """`make` of each input, in order; an input that equals the previous one keeps its value."""
+        """`make` of each input, in order. An input that equals the previous one keeps its value."""
         made: dict[K, tuple[I, V]] = recompute_changed(self._made.get(make, {}), inputs, make)
         self._made[make] = made
         return [value for _, value in made.values()]
 
     def each(self, decode: Callable[[Object], V], objects: Iterable[Object]) -> list[V]:
-        """`decode` of each Kubernetes object; an object of a known version is not decoded again."""
+        """`decode` of each Kubernetes object. An object of a known version is not decoded again."""
         current = list(objects)
         same, found, before = self._decoded.get(decode, ([], [], {}))
         if current == same:
@@ -75,7 +75,7 @@ class ReadCache:
         source: S,
         among: Collection[str] | None = None,
     ) -> dict[str, V]:
-        """What `read` returns for each name; a name with an unchanged digest keeps its previous value.
+        """The value of `read` for each name. A name with an unchanged digest keeps its previous value.
 
         Equal digests must mean equal values. `read` is called once, for all other names. Names that are not
         `among` those of the digests keep their values too.

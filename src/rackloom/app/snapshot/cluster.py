@@ -2,7 +2,7 @@
 
 `read_cluster` lists each kind once and fails as a whole with KubeError, because half a reading would show
 faults that are not there. Some refusals are excused: a cluster without our CRDs has no ComputeDomains and
-GangPlans, and one that does not serve DeviceTaintRules has none; a user who may not list namespaces gets a
+GangPlans, and one that does not serve DeviceTaintRules has none. A user who may not list namespaces gets a
 snapshot that shows no tenant its pods, and one who may not list GangPlans, rules or device classes learns
 nothing of gangs, of rules, or of pods that rules hold up. Decoding runs in a thread, so that the event loop
 stays free.
@@ -78,9 +78,9 @@ _GANGS_FORBIDDEN = "GangPlans may not be listed, so gangs are not judged"
 _MOST_NAMED = 16
 """Unreadable objects that are named, each with its reason."""
 _FAULTS = {kind: partial(find_fault, kind) for kind in (RESOURCE_SLICE, NODE, RESOURCE_CLAIM, POD)}
-"""By kind: why an object is left out."""
+"""The reason why an object is left out, by kind."""
 _MOST_WITHHELD = 64
-"""Pending claims of one reading for which it is found out what rules keep from them."""
+"""The most pending claims of one reading for which the devices withheld by rules are found."""
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     reported: tuple[ReportedCondition, ...]
     namespaces: Mapping[str, str]
     problem: str
-    """What could not be read nevertheless, in words."""
+    """A description of the objects that could not be read nevertheless."""
 
 
 class Lister(Protocol):
@@ -110,10 +110,10 @@ class Lister(Protocol):
 
 
 class ClusterFreshness(msgspec.Struct, frozen=True):
-    """How recent a cache of a cluster is, in seconds since the epoch."""
+    """The freshness of a cluster's cache, in seconds since the epoch."""
 
     at: float | None
-    """When the least recently updated kind was updated; None: some kind was never listed."""
+    """The last update of the least recently updated kind, or None if some kind was never listed."""
     unknown_since: float | None
 
 
@@ -212,7 +212,7 @@ async def _unless_forbidden(listing: Awaitable[V]) -> V | None:
 
 
 class _RuleInputs(NamedTuple):
-    """What decides which devices rules keep from claims that are pending."""
+    """The inputs that decide which devices rules keep from claims that are pending."""
 
     rules: tuple[DeviceTaintRule, ...]
     classes: list[Object]
@@ -226,7 +226,7 @@ class _RuleInputs(NamedTuple):
 def _with_withheld(
     evidence: ClusterEvidence, cache: ReadCache, inputs: _RuleInputs
 ) -> tuple[ClaimRecord, ...]:
-    """The claims, those that wait for devices with what rules keep from them."""
+    """The claims. Those that wait for devices include the devices that rules keep from them."""
     # The scheduler does not consider pods with gates.
     considered = (pod for pod in evidence.pods if not pod.gated)
     waiting = {f"{pod.namespace}/{name}" for pod in considered for name in pod.claims.values()}
@@ -297,7 +297,7 @@ def _claim_users(claim: Object) -> tuple[str, tuple[str, ...]]:
 
 
 _PodStart = tuple[float | None, str]
-"""When the kubelet accepted a pod, if it reports it, and the controller that makes the pod again."""
+"""The time when the kubelet accepted a pod, if reported, and the controller that makes the pod again."""
 
 
 def _pod_start(pod: Object) -> tuple[str, _PodStart]:

@@ -7,7 +7,7 @@ own device counts.
 
 DeviceTaintRules add their taints to those that drivers publish.
 
-`DeviceCache` keeps the result by node: a node whose slices and rules did not change is not read again.
+`DeviceCache` keeps the result by node: a node with unchanged slices and rules is not read again.
 """
 
 import re
@@ -44,7 +44,7 @@ _MODULE_UUID = re.compile(r"module(0|[1-9][0-9]?)UUID")
 
 
 class PublishedDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ResourceSlices of a cluster show."""
+    """The content of a cluster's ResourceSlices."""
 
     devices: tuple[DeviceRecord, ...] = ()
     pools: tuple[PoolRecord, ...] = ()
@@ -54,7 +54,7 @@ Rules = tuple[DeviceTaintRule, ...]
 
 
 class _NodeDevices(NamedTuple):
-    """The slices of one node with the rules that may concern them, and what they show."""
+    """The slices of one node with the rules that may concern them, and the devices in them."""
 
     slices: list[JsonMapping]
     rules: Rules
@@ -62,7 +62,7 @@ class _NodeDevices(NamedTuple):
 
 
 class DeviceCache:
-    """Devices of the previous reading: a node whose slices did not change is not read again."""
+    """Devices of the previous reading: a node with unchanged slices is not read again."""
 
     def __init__(self) -> None:
         self._newest: tuple[list[Object], Rules, dict[str, _NodeDevices], PublishedDevices] = (
@@ -141,7 +141,7 @@ def _record(device: SliceDevice, trays: Mapping[tuple[str, str], GpuKey], rules:
 
 
 def _kind(device: SliceDevice) -> str:
-    # As `is_whole_gpu` has it: a GPU driver may publish no type.
+    # As in `is_whole_gpu`: a GPU driver may publish no type.
     kind = str(device.attributes.get("type", "gpu" if device.driver == names.GPU_DRIVER else ""))
     if device.driver in (names.GPU_DRIVER, names.IMEX_DRIVER):
         return "channel" if kind == names.ISOLATED_CHANNEL_TYPE else kind
@@ -160,7 +160,7 @@ def _key(attributes: Attributes) -> GpuKey:
 
 
 def _guid(value: object) -> Fact[int] | None:
-    """A fabric GUID in hexadecimal digits; None for anything else, because any driver may publish it."""
+    """A fabric GUID in hexadecimal digits, or None for anything else, because any driver may publish it."""
     try:
         guid = int(value, 16) if isinstance(value, str) else -1
     except ValueError:

@@ -1,12 +1,12 @@
 """Switch fabrics as the site service last read them, and whether each reading still counts.
 
-A domain may have several controllers; one that can be read is enough. The domain is unknown if its newest
+A domain may have several controllers. One that can be read is enough. The domain is unknown if its newest
 reading is lost, older than `Staleness` allows, or in dispute between controllers. Old and lost readings
-keep what they showed, marked with the time since when it is unknown. A controller that never answered
+keep their content, marked with the time since when it is unknown. A controller that never answered
 stands as a domain named by its address. A partition that the site made and saw, and that the newest
 reading omits, is reported as lost.
 
-Observations are decoded again only where their stored facts, or the owners of the domain's partitions,
+Observations are decoded again only if their stored facts, or the owners of the domain's partitions,
 changed.
 """
 
@@ -43,18 +43,18 @@ from rackloom.topology.join_key import SlotKey
 
 
 class Staleness(msgspec.Struct, frozen=True):
-    """When a reading is too old to show the present state."""
+    """The age at which a reading no longer shows the present state."""
 
     now: float
     seconds: float
     """Age from which a reading shows only a former state."""
     reason: str = "the switch controller has not been read since"
     start: str = ""
-    """A command that starts the service that reads the fabrics; empty while it runs."""
+    """A command that starts the service that reads the fabrics, or empty while it runs."""
 
 
 class FabricSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All domains; the fields are those of `SiteSnapshot`."""
+    """All domains. The fields are those of `SiteSnapshot`."""
 
     domains: tuple[NvlinkDomainRecord, ...]
     fabric_gpus: tuple[FabricGpuRecord, ...]
@@ -69,7 +69,7 @@ class _EndpointReading(msgspec.Struct, frozen=True):
 
 
 class _Unknown(NamedTuple):
-    """Why the newest reading of a domain does not show the present state."""
+    """The reason why the newest reading of a domain does not show the present state."""
 
     since: float | None = None
     reason: str = ""
@@ -80,14 +80,14 @@ _CURRENT = _Unknown()
 
 
 class _DomainFacts(msgspec.Struct, frozen=True):
-    """What a domain's newest reading shows, and the site's records of its partitions."""
+    """The content of a domain's newest reading, and the site's records of its partitions."""
 
     facts: str
     owners: Mapping[str, str]
 
 
 def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None = None) -> FabricSnapshot:
-    """Every domain as the records have it. Readings that are old or lost keep what they showed."""
+    """Every domain as the records have it. Readings that are old or lost keep their content."""
     cache = cache or ReadCache()
     readings = _readings(conn)
     paused = set(conn.execute(sa.select(domain_pause.c.domain)).scalars())
@@ -102,7 +102,7 @@ def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None 
         domain = _domain(uuid, readings[uuid], newest, doubt)
         policy = policies.get(uuid, DefaultPartitionPolicy.KEEP).value
         domains.append(msgspec.structs.replace(domain, paused=uuid in paused, default_policy=policy))
-        # Also a lost reading is shown: the map draws what was last known as unknown.
+        # Also a lost reading is shown: the map draws the last known state as unknown.
         if newest is not None:
             shown[uuid] = _DomainFacts(newest.facts, owners.get(uuid, {}))
     before, cache.shown = cache.shown, dict(zip(shown, cache.again(shown, _decoded), strict=True))
@@ -120,7 +120,7 @@ class _DecodedReading(NamedTuple):
     gpus: tuple[FabricGpuRecord, ...]
     partitions: tuple[PartitionRecord, ...]
     uncertain: int
-    """How many GPUs the lists of the controller contradict each other about."""
+    """The number of GPUs about which the controller's lists contradict each other."""
     multicast_limit: int | None
     multicast_used: int | None
 

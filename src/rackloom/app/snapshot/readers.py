@@ -3,7 +3,7 @@
 A home is locked against a second writer, but SQLite's WAL allows any number of readers. Where there is no
 WAL file the database is opened as immutable: a reader without that option would create WAL files as the
 user who runs the doctor, and the service might then be unable to open them. PostgreSQL is read in one
-REPEATABLE READ transaction, repeated up to three times where the connection was lost; the SQLSTATE
+REPEATABLE READ transaction, repeated up to three times if the connection was lost. The SQLSTATE
 decides whether trying again may help (Retry) or not (Refused).
 
 `is_running` tests the lock of a home with a shared lock that it returns at once.
@@ -36,7 +36,7 @@ class RecordReader(Protocol):
     """Runs a function on one consistent state of the records."""
 
     async def read(self, fn: Callable[[sa.Connection], T]) -> T:
-        """Run `fn(conn)`; writing is an error."""
+        """Run `fn(conn)`. Writing is an error."""
         ...
 
 
@@ -44,7 +44,7 @@ class PostgresRecordReader:
     """A database that replicas of the service share."""
 
     def __init__(self, url: str) -> None:
-        """`url` is postgresql://...; nothing is connected yet. Raises Refused for another kind of URL."""
+        """`url` is postgresql://... It is not connected yet. Raises Refused for another kind of URL."""
         # Imported on use: a site on SQLite needs no PostgreSQL driver.
         from rackloom.carve.store.postgres import engine_of
 
@@ -76,7 +76,7 @@ class PostgresRecordReader:
 
 
 def _classify(error: sa.exc.DBAPIError) -> Retry | Refused:
-    """Whether another attempt may succeed, by the SQLSTATE; without one it may."""
+    """Whether another attempt may succeed, by the SQLSTATE. Without one it may."""
     cause = getattr(error.orig, "__cause__", None) or error.orig or error
     problem = f"the database cannot be read: {_error_text(cause)}"
     state = getattr(error.orig, "sqlstate", None) or getattr(cause, "sqlstate", None)
@@ -112,7 +112,7 @@ class SqliteRecordReader:
             with self._engine.connect() as conn:
                 return fn(conn)
         except (sa.exc.DatabaseError, sqlite3.Error) as error:
-            # Prepared statements go to the driver, whose errors nobody wraps.
+            # Prepared statements go to the driver, and SQLAlchemy does not wrap its errors.
             raise Refused(
                 f"{self._file} cannot be read: {getattr(error, 'orig', error)}",
                 nearest_fix="start the site once with this version, which brings its tables up to date",

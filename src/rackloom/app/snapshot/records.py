@@ -1,8 +1,8 @@
 """The site service's own records as values: tenants, VPCs, machines, instances and logical partitions.
 
-`read_records` needs a handful of queries whatever the size of the site. Large tables are read by chassis
+`read_records` needs a handful of queries for a site of any size. Large tables are read by chassis
 through `RowGroups`: the database first computes one digest per group (all values as one text), and only
-groups whose digest changed are fetched. Fetching and comparing thousands of rows in Python is slow, and
+groups with a changed digest are fetched. Fetching and comparing thousands of rows in Python is slow, and
 each row may wait for a thread that computes. Unchanged groups return the rows, and then the values, of
 the previous reading.
 
@@ -54,7 +54,7 @@ from rackloom.core.partitions.domain import GpuHealth
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 from rackloom.topology.part_names import PartName
 
-# Rows in groups, of which only changed ones are fetched.
+# Rows in groups. Only changed groups are fetched.
 
 
 GroupRows = tuple[Any, ...]
@@ -76,7 +76,7 @@ class RowGroups:
     def of(
         self, conn: sa.Connection, cache: ReadCache | None, among: Collection[str] | None = None
     ) -> Mapping[str, GroupRows]:
-        """All rows by group; an unchanged group keeps the very rows of the cache.
+        """All rows by group. An unchanged group keeps the very rows of the cache.
 
         With `among`, only these groups are compared.
         """
@@ -124,7 +124,7 @@ class SiteRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_records(conn: sa.Connection, now: float, cache: ReadCache | None = None) -> SiteRecords:
-    """All records as they count now, in a handful of queries whatever the size of the site."""
+    """All records as they count now, in a handful of queries for a site of any size."""
     fixes = _column_by_key(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
     marks, among = (None, None) if cache is None else _named_chassis(conn, now, cache)
     machines, gpus, interfaces = (
@@ -154,9 +154,9 @@ def read_records(conn: sa.Connection, now: float, cache: ReadCache | None = None
 
 
 def with_doubts(records: SiteRecords, doubts: Mapping[str, str]) -> SiteRecords:
-    """The records without what they claim of GPUs in unknown domains; `doubts` are by domain.
+    """The records without their claims about GPUs in unknown domains. `doubts` are by domain.
 
-    A record says Ready until a loss is recorded, and nobody may be able to record it.
+    A record stays Ready until a loss is recorded, and it may be impossible to record it.
     """
     machines = {
         machine.id: doubts[machine.domain] for machine in records.machines if machine.domain in doubts
@@ -281,7 +281,7 @@ def _named_chassis(
 def _with_reservations(
     conn: sa.Connection, machines: Iterable[MachineRecord], now: float, cache: ReadCache
 ) -> tuple[MachineRecord, ...]:
-    """The machines, with what their reservations say now: the rows do not change when a reservation ends."""
+    """The machines, with their present reservations: the rows do not change when a reservation ends."""
     reserved = reserved_trays(conn, now, None)
     if not reserved:
         return tuple(machines)
@@ -331,7 +331,7 @@ def _sickness(tray: Any, gpu: Any) -> str:
 
 
 def _gpu_key(chassis: str, slot: int, gpu: Any) -> GpuKey:
-    # Unpacked: there are so many rows that looking up their columns by name takes a third of the time.
+    # Unpacked: with this number of rows, looking up their columns by name takes a third of the time.
     _, _, module, guid, source, _ = gpu
     return GpuKey(
         Fact(SlotKey(chassis, slot, module), Source.DECLARED),

@@ -1,16 +1,16 @@
-"""A Kubernetes cluster in this process, whose nodes are the trays of simulated racks.
+"""A Kubernetes cluster in this process, with the trays of simulated racks as nodes.
 
 Rackloom's own programs are the production code: the controllers of ComputeDomains and gangs, the
 admission webhook, the node plugins and the IMEX daemons. Simulated are the API server, Kubernetes' own
 controllers and scheduler, the MPI operator, kubelets, and nvidia-imex. Nothing of the cluster outlives
 the process.
 
-`twin_cluster` runs all of it; with `elected` two replicas of the controllers compete for the Lease.
+`twin_cluster` runs all of it. With `elected` two replicas of the controllers compete for the Lease.
 `twin_nodes` joins the trays to a cluster that others run (`guest`).
 
 The admission webhook is called inside the API server by a function call, in the order that the webhook
 configurations register: mutation first. Device classes are those that deploy/kubernetes installs.
-`FeatureDiscovery` is the API client of GPU Feature Discovery; `lag` delays its labels, as the real one
+`FeatureDiscovery` is the API client of GPU Feature Discovery. `lag` delays its labels, as the real one
 looks only once a minute.
 """
 
@@ -172,7 +172,7 @@ class TwinCluster(ClusterControl, frozen=True, kw_only=True):
     """A running cluster of the twin."""
 
     terms: list[Leadership]
-    """Of every term of the controllers so far, the newest last."""
+    """Every term of the controllers so far, the newest last."""
     work: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 
@@ -181,9 +181,9 @@ class TwinCluster(ClusterControl, frozen=True, kw_only=True):
 async def twin_cluster(
     racks: SimulatedRacks, folder: Path, chance: ClockAndRandom | None = None, *, elected: bool = False
 ) -> AsyncIterator[TwinCluster]:
-    """The trays of `racks` as a simulated cluster; `folder` is made anew for their files.
+    """The trays of `racks` as a simulated cluster. `folder` is deleted and created again for their files.
 
-    `elected`: two replicas of Rackloom's controllers, of which the Lease says who leads.
+    `elected`: two replicas of Rackloom's controllers, with a Lease that names the leader.
     """
     chance = chance or real_clock_and_random()
     kube = FakeKube(seed=chance.rng.getrandbits(32), now=chance.wall)
@@ -225,7 +225,7 @@ class GuestNodes(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: TrayNodes
     imex: ImexNetwork
-    """Where the IMEX daemons truly are."""
+    """The true addresses of the IMEX daemons."""
     work: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 
@@ -241,7 +241,7 @@ async def twin_nodes(
 ) -> AsyncIterator[GuestNodes]:
     """The trays of `racks` as nodes of an existing cluster, with their plugins and IMEX daemons.
 
-    `labels` come on top of those that every simulated node has; `taint` keeps pods away that do not tolerate
+    `labels` come on top of those that every simulated node has. `taint` keeps pods away that do not tolerate
     `rackloom.dev/simulated`. The Node objects stay at the end (`guest.remove_nodes` deletes them).
     """
     imex = ImexNetwork()
@@ -260,7 +260,7 @@ async def twin_nodes(
 
 
 def _controller_term(clock: ControllersClock, rng: random.Random, terms: list[Leadership]) -> ControllerTerm:
-    """The production controllers, as one term of a leader; each is added to `terms`."""
+    """The production controllers, as one term of a leader. Each is added to `terms`."""
     settings = ControllerSettings(daemon=ImexDaemonSettings(image="rackloom"))
 
     def term(api: KubeApi) -> Coroutine[Any, Any, None]:

@@ -1,18 +1,18 @@
 """The control of a running simulated site: steps of scenarios, over HTTP on loopback.
 
 `rackloom up` serves it beside REST, and writes its address and token into `control.json` in the home
-(mode 0600; gone at the end), so whoever may read the home may break the site. A client reads the site
-(`GET /site`), plays one step (`POST /step`, a table as JSON; `POST /fault`: only one that breaks something)
+(mode 0600, deleted at the end), so anyone who may read the home may break the site. A client reads the site
+(`GET /site`), plays one step (`POST /step`, a table as JSON, or `POST /fault`, which takes only faults)
 or a whole file (`POST /play`, the answer is a line of JSON for each step and one for the whole), and clears
 every fault (`POST /clear`).
 
-The steps are those of scenario files, and a running site remembers what they made: a later step or
-file may use the names of earlier ones. Steps that name an instance also take `rack-R/T`, whatever is in
-tray T of rack R, so that trays which tenants got over REST can be broken too. One step or file is played
-at a time; the next waits. What cannot be played is answered 400 with the reason and the nearest fix.
+The steps are those of scenario files, and a running site remembers the objects that they made: a later step
+or file may use the names of earlier ones. Steps that name an instance also take `rack-R/T`, for any occupant
+of tray T of rack R, so that trays which tenants got over REST can be broken too. One step or file is played
+at a time, and the next waits. A step that cannot be played is answered 400 with reason and nearest fix.
 
-The stage, which watches every change of the fabrics, is made for the first step: a site that nobody
-breaks pays nothing for it.
+The stage, which watches every change of the fabrics, is made for the first step: a site without any steps
+pays nothing for it.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ from rackloom.topology.rack import RackProfile
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 1 << 20
-"""Of a request: a scenario file is a few kilobytes."""
+"""The size limit of a request: a scenario file is a few kilobytes."""
 
 # The site that is controlled.
 
@@ -78,7 +78,7 @@ def tray_reports(racks: SimulatedRacks) -> tuple[TrayReport, ...]:
 
 
 class ControlledSite(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control needs of the site that it controls."""
+    """The parts of a controlled site that the control needs."""
 
     make_stage: Callable[[], Stage]
     report: Callable[[], SiteReport]
@@ -87,9 +87,9 @@ class ControlledSite(msgspec.Struct, frozen=True, kw_only=True):
     racks: int
     """Domains, each with a switch controller."""
     nodes_settle: Callable[[], Awaitable[None]]
-    """Returns once every tray is a node, and the cluster knows what the switches have or takes too long."""
+    """Returns once every tray is a node, and the cluster knows the switches' state or takes too long."""
     cluster_steps: frozenset[str] | None = None
-    """Steps of the layer `cluster` that can be played; None: all of them."""
+    """Steps of the layer `cluster` that can be played, or None for all of them."""
 
 
 # Playing on a running site.
@@ -111,7 +111,7 @@ class SitePlayer:
             self._stage = stage = self._site.make_stage()
             for domain in stage.truth.site.domains:
                 for tray in domain.trays:
-                    # Whatever is in a tray can be named by the tray, as the one member of a group.
+                    # Any occupant of a tray can be named by the tray, as the one member of a group.
                     name = str(PartName(tray.rack, tray.slot))
                     stage.rest.trays[name] = MadeInstance("", "", stage.truth.machine(name))
         return self._stage
@@ -121,7 +121,7 @@ class SitePlayer:
         return self._site.report()
 
     async def step(self, table: Any, *, only_faults: bool = False) -> PlayedStep:
-        """Play one step. Refused for what is no step (`only_faults`: no fault), or cannot be on this site."""
+        """Play one step. Refused if it is no step (`only_faults`: no fault), or cannot be on this site."""
         step = read_step(table, "the step")
         if only_faults and not step.step_kind.breaks:
             faults = ", ".join(sorted(name for name, kind in ACTIONS.items() if kind.breaks))
@@ -139,7 +139,7 @@ class SitePlayer:
         return played
 
     def read(self, text: str, name: str, where: str) -> Scenario:
-        """The scenario in a file. Refused where it is none, or is not one of this site."""
+        """The scenario in a file. Refused if it is not a scenario, or not one of this site."""
         defaults = {"profile": self._site.profile_name, "racks": self._site.racks}
         scenario = parse_scenario(text, name, where, known=self._known(), defaults=defaults)
         if scenario.profile != self._site.profile_name:
@@ -163,7 +163,7 @@ class SitePlayer:
         return scenario
 
     async def play(self, scenario: Scenario, report: Callable[[PlayedStep], None]) -> PlayedScenario:
-        """Play a whole file; `report` gets each step as it is over."""
+        """Play a whole file. `report` gets each step as it is over."""
         await self._settle(scenario.steps)
         async with self._turn:
             played = await play_steps(scenario, "real", self.stage, report)
@@ -172,14 +172,14 @@ class SitePlayer:
         return played
 
     async def clear(self) -> str:
-        """Repair everything, also what has not struck yet."""
+        """Repair everything, also faults that have not struck yet."""
         async with self._turn:
             return await clear(self.stage)
 
     async def _settle(self, steps: Iterable[Step]) -> None:
         """A step of the cluster needs its nodes, which appear after REST answers.
 
-        Others play meanwhile, because nodes do not appear before a fault of the API server is repaired.
+        Other steps are played until then: nodes do not appear before a fault of the API server is repaired.
         """
         if any(step.step_kind.layer == "cluster" for step in steps):
             await self._site.nodes_settle()
@@ -193,7 +193,7 @@ class SitePlayer:
             )
 
     def _checked(self, steps: Iterable[Step]) -> tuple[list[tuple[str, str]], set[str]]:
-        """What cannot be of these steps, and the objects that may be named after them."""
+        """The faults in these steps, and the objects that may be named after them."""
         file = file_so_far(self.stage.truth.site, self._known())
         problems = [problem for step in steps for problem in step_problems(step, file)]
         return problems, file.made["object"]
@@ -220,7 +220,7 @@ _VIRTUAL = "play it in a file, on a site of its own: rackloom twin play FILE --s
 
 
 class ControlApplication:
-    """An ASGI application that plays on one site for whoever has its token."""
+    """An ASGI application that plays on one site for any holder of its token."""
 
     def __init__(self, player: SitePlayer, token: str) -> None:
         self._player = player
@@ -275,7 +275,7 @@ class ControlApplication:
         return StreamingResponse(self._lines(scenario), media_type="application/x-ndjson")
 
     async def _lines(self, scenario: Scenario) -> AsyncIterator[bytes]:
-        """Each step as it is over; last, the whole. Who hangs up ends the play."""
+        """Each step as it is over, and last, the whole. A client that hangs up ends the play."""
         queue: asyncio.Queue[PlayedStep] = asyncio.Queue()
         playing = asyncio.create_task(self._player.play(scenario, queue.put_nowait))
         try:
@@ -307,7 +307,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 @asynccontextmanager
 async def served_control(site: ControlledSite, home: Path) -> AsyncIterator[ControlAccess]:
-    """Serve the control on loopback; `control.json` (0600) is in the home for as long."""
+    """Serve the control on loopback. `control.json` (0600) is in the home for as long."""
     token = secrets.token_urlsafe(32)
     app = ControlApplication(SitePlayer(site), token)
     file = control_file(home)

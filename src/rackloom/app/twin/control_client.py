@@ -1,7 +1,7 @@
 """A client of the control of a running simulated site, in this process or in another one.
 
 It finds the control by the file that the site writes into its home. A home without the file, and a site
-that does not answer any more, are refused with what to do.
+that does not answer any more, are refused with the remedy.
 """
 
 import time
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class ControlClient:
-    """Plays on the site that runs in a home. Close it after use; it may be used by one thread at a time."""
+    """Plays on the site that runs in a home. Close it after use. It may be used by one thread at a time."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -39,21 +39,21 @@ class ControlClient:
         self._http = httpx2.Client(
             base_url=access.url,
             headers={"Authorization": f"Bearer {access.token}"},
-            # A step lasts as long as its file says.
+            # A step lasts as long as its file defines.
             timeout=httpx2.Timeout(CONNECT_SECONDS, read=None),
             trust_env=False,
         )
 
     def close(self) -> None:
-        """Close the connection; the site goes on."""
+        """Close the connection. The site goes on."""
         self._http.close()
 
     def site(self) -> SiteReport:
-        """The site now. Raises Refused where it does not answer."""
+        """The site now. Raises Refused if it does not answer."""
         return self._ask("GET", "site", None, SiteReport)
 
     def step(self, table: Mapping[str, Any]) -> PlayedStep:
-        """Play one step. Raises Refused for what is no step, or cannot be on this site."""
+        """Play one step. Raises Refused if it is no step, or cannot be on this site."""
         return self._ask("POST", "step", dict(table), PlayedStep)
 
     def fault(self, table: Mapping[str, Any]) -> PlayedStep:
@@ -61,11 +61,11 @@ class ControlClient:
         return self._ask("POST", "fault", dict(table), PlayedStep)
 
     def clear(self) -> str:
-        """Repair everything; returns what was done."""
+        """Repair everything. Return a description of the repairs."""
         return self._ask("POST", "clear", None, ClearedReport).seen
 
     def play(self, file: Path, report: Callable[[PlayedStep], None]) -> PlayedScenario:
-        """Play a file; `report` gets each step as it is over. Raises Refused where the file is wrong."""
+        """Play a file. `report` gets each step as it is over. Raises Refused if the file is wrong."""
         try:
             text = file.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -116,7 +116,7 @@ class ControlClient:
 
 
 def read_access(home: Path) -> ControlAccess:
-    """How the control of the site in a home is reached. Refused where none runs there."""
+    """The access to the control of the site in a home. Refused if none runs there."""
     try:
         return decode_json(control_file(home).read_bytes(), str(home), ControlAccess)
     except OSError as error:
@@ -130,9 +130,9 @@ POLL_SECONDS = 0.1
 
 
 def wait_for_site(home: Path, seconds: float, has_ended: Callable[[], bool] = lambda: False) -> SiteReport:
-    """The site in a home, once it answers and its nodes are up; 0 seconds: as it is now.
+    """The site in a home, once it answers and its nodes are up, or as it is now if `seconds` is 0.
 
-    Raises Refused if that takes longer, or as soon as `has_ended` says that it will not come about.
+    Raises Refused if that takes longer, or as soon as `has_ended` shows that it will not come about.
     """
     deadline = time.monotonic() + seconds
     while True:

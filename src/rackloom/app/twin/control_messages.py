@@ -1,4 +1,4 @@
-"""What the control of a running simulated site and its clients send one another, as JSON."""
+"""Messages between the control of a running simulated site and its clients, as JSON."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ class ControlAccess(msgspec.Struct, frozen=True):
 
 
 def control_file(home: Path) -> Path:
-    """Where the control of the site in a home says how it is reached."""
+    """The file in a home with the address and token of its site's control."""
     return home / "control.json"
 
 
@@ -22,7 +22,7 @@ class TrayReport(msgspec.Struct, frozen=True):
     """A tray."""
 
     name: str
-    """As `rack-01/slot-2`."""
+    """The tray's name, such as `rack-01/slot-2`."""
     node: str
     """Its name in the cluster."""
     machine: str
@@ -33,7 +33,7 @@ class SiteReport(msgspec.Struct, frozen=True, kw_only=True):
     """A running simulated site."""
 
     url: str
-    """Of REST and the rack map."""
+    """The address of REST and the rack map."""
     kubeconfig: str
     """Path of the file that opens the cluster."""
     profile: str
@@ -46,7 +46,7 @@ class SiteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlayRequest(msgspec.Struct, frozen=True):
-    """A scenario file to play; `where` is how errors call it."""
+    """A scenario file to play. `where` is its name in errors."""
 
     text: str
     name: str
@@ -61,6 +61,6 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class ClearedReport(msgspec.Struct, frozen=True):
-    """What a clearing did."""
+    """The result of a clearing."""
 
     seen: str

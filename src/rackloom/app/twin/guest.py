@@ -1,6 +1,6 @@
 """The trays of simulated racks in a cluster that others run: kind, k3s, envtest, or any other.
 
-What such a guest makes is labelled with the site that made it (`rackloom.dev/simulated-site`): Nodes with
+Objects of such a guest are labelled with the site that made them (`rackloom.dev/simulated-site`): Nodes with
 their Leases and ResourceSlices, and of DeviceClasses, CustomResourceDefinitions, the namespaces of the
 controller and of IMEX daemons, and the daemons' ServiceAccount, those that were not there. Nodes also have
 the label `rackloom.dev/simulated=true` and, unless that was declined, the taint of the same name, so that
@@ -8,13 +8,13 @@ only pods which tolerate it are scheduled onto them. The controller of ComputeDo
 in this process: it works unless another one leads, such as that of an installation.
 
 Before anything is made, `refuse_foreign` reads the cluster. It refuses one that has devices of the same
-drivers on nodes which are not simulated (somebody's GPUs), a node of another owner that has one of our
+drivers on nodes which are not simulated (real GPUs), a node of another owner that has one of our
 names, and a server without resource.k8s.io/v1. Objects that are there already are used and never changed.
 
 At the end everything is deleted that was made here, each object by its UID, and nothing else. A
-CustomResourceDefinition of which objects are left stays, because its deletion would delete them; so does a
-namespace with pods in it. What stays is reported. A guest that was killed leaves its objects; the next
-start from the same home takes them over and deletes them at its end.
+CustomResourceDefinition that still has objects stays, because its deletion would delete them. So does a
+namespace with pods in it. Objects that stay are reported. A guest that was killed leaves its objects. The
+next start from the same home takes them over and deletes them at its end.
 """
 
 import asyncio
@@ -75,13 +75,13 @@ from rackloom.lab.switches.fabric import SeededNames
 SITE_LABEL = "rackloom.dev/simulated-site"
 """Says which simulated site made an object, and with that, who may delete it."""
 SERVED_SECONDS = 30.0
-"""How long an API server may take to serve a new type."""
+"""The longest time that an API server may take to serve a new type."""
 _DRIVERS = (GPU_DRIVER, IMEX_DRIVER, NIC_DRIVER)
 Announce = Callable[[str], None]
 
 
 class GuestOptions(msgspec.Struct, frozen=True):
-    """Which cluster, and how the trays stand in it."""
+    """The cluster that the trays join, and their marks in it."""
 
     kubeconfig: Path
     context: str | None = None
@@ -90,7 +90,7 @@ class GuestOptions(msgspec.Struct, frozen=True):
 
 
 def site_id(racks: SimulatedRacks) -> str:
-    """What the label of this site's objects says; the same for each start of one home."""
+    """The value of the label on this site's objects. It is the same for each start of one home."""
     return hashlib.sha256(racks.seed.encode()).hexdigest()[:16]
 
 
@@ -105,7 +105,7 @@ def _node_names(racks: SimulatedRacks) -> set[str]:
 
 
 async def refuse_foreign(api: KubeApi, racks: SimulatedRacks) -> None:
-    """Raise Refused for a cluster in which something of the guest would meet what is not its own."""
+    """Raise Refused for a cluster in which the guest would meet objects that are not its own."""
     try:
         nodes = {name_of(node): node for node in (await api.list(NODE)).items}
         slices = (await api.list(RESOURCE_SLICE)).items
@@ -142,7 +142,7 @@ def _asked(error: KubeError, what: str) -> Exception:
     return Retry(f"cannot {what}: {error.message}", after=SERVED_SECONDS)
 
 
-# What is made beside the nodes.
+# Objects made beside the nodes.
 
 
 def _wanted() -> Iterator[tuple[ResourceKind, Object]]:
@@ -158,7 +158,7 @@ def _wanted() -> Iterator[tuple[ResourceKind, Object]]:
 
 
 class GuestObjects:
-    """The objects of one site in a cluster of others: makes what is missing, deletes what it made."""
+    """One site's objects in a cluster that others run: makes missing ones, deletes those that it made."""
 
     def __init__(self, api: KubeApi, site: str) -> None:
         self._api = api
@@ -166,7 +166,7 @@ class GuestObjects:
         self._made: list[tuple[ResourceKind, Object]] = []
 
     async def make(self) -> None:
-        """Make what is not there, and wait until new types are served. Raises Refused, Retry."""
+        """Make missing objects, and wait until new types are served. Raises Refused, Retry."""
         for kind, wanted in _wanted():
             try:
                 await self._make(kind, wanted)
@@ -200,7 +200,7 @@ class GuestObjects:
         return True
 
     async def remove(self) -> list[str]:
-        """Delete what was made, the newest first; returns why some of it stays."""
+        """Delete the objects that were made, the newest first. Return the reasons why some of them stay."""
         kept = []
         for kind, made in reversed(self._made):
             title = f"{kind.kind} {name_of(made)}"
@@ -240,7 +240,7 @@ async def remove_nodes(api: KubeApi, names: set[str], site: str) -> None:
             continue
         with suppress(NotFound, Conflict):
             await api.delete(NODE, name, uid=uid_of(node))
-        # Where nobody collects garbage (envtest), what a node owns would stay.
+        # Without garbage collection (envtest), objects that a node owns would stay.
         for item in slices:
             if node_of_slice(item) == name and slice_pool(item).driver in _DRIVERS:
                 with suppress(NotFound):
@@ -259,11 +259,11 @@ GUEST_STEPS = frozenset(
         *("fabric-state", "clique-label", "devices", "gpus", "imex-daemon-killed", "imex-mesh"),
     }
 )
-"""Steps of the layer `cluster` that need nothing of the API server but what every one does."""
+"""Steps of the layer `cluster` that need only the standard behaviour of an API server."""
 
 
 def guest_control(guests: GuestNodes, api: KubeApi) -> ClusterControl:
-    """What `GUEST_STEPS` act on. What they do not use belongs to an empty API server that nobody asks."""
+    """The targets of `GUEST_STEPS`. The unused ones belong to an empty API server that is never called."""
     unused = FakeKube()
 
     async def no_controllers(_: KubeApi) -> None:
@@ -290,7 +290,7 @@ class GuestRacks(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: GuestNodes
     controlling: "asyncio.Task[None]"
-    """The controller, or its candidacy; ends only when something is wrong."""
+    """The controller, or its candidacy. It ends only when something is wrong."""
 
 
 @asynccontextmanager
@@ -299,8 +299,7 @@ async def guest_racks(
 ) -> AsyncIterator[GuestRacks]:
     """The trays of `racks` in the cluster behind `api`, and the controller of ComputeDomains.
 
-    Raises Refused before anything is
-    made where the cluster is not one to work in; Retry where it does not answer.
+    Raises Refused, before anything is made, if the cluster is unsuitable, and Retry if it does not answer.
     """
     await refuse_foreign(api, racks)
     site = site_id(racks)

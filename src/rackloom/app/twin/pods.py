@@ -1,11 +1,11 @@
-"""What runs in the containers of the twin's pods, and which address a pod gets.
+"""The programs in the containers of the twin's pods, and the addresses of pods.
 
 The pod of an IMEX daemon runs the program of its image, `rackloom imex run`, inside this process. Its
 environment is made as a container runtime makes it: from the CDI specs of its claims and from the pod
 template. As with kubelet, it starts only after its Secret exists. Only nvidia-imex itself is simulated.
 
 The containers of a workload do nothing. They run until they are deleted, or for as long as the annotation
-`rackloom.dev/simulated-seconds` asks.
+`rackloom.dev/simulated-seconds` requests.
 
 `AddressedKubelets` gives the next IMEX daemon of a node a planned address, so that a scenario can let a
 new pod have the address of an earlier one.
@@ -80,7 +80,7 @@ class AddressedKubelets(SimulatedKubelets):
 
 
 RUN_ANNOTATION = "rackloom.dev/simulated-seconds"
-"""On a workload pod of the twin: how long its containers run before they end with 0; without it, for ever."""
+"""On a workload pod of the twin: how long its containers run before they end with 0. Without it, for ever."""
 _POLL_SECONDS = 0.2
 _DAEMON_ARGUMENTS = ("imex", "run")
 CdiFiles = Callable[[str, str], tuple[Path, ...]]
@@ -99,7 +99,7 @@ class PodPrograms:
         self._network = network
 
     async def run(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        """The exit code of a program that ends by itself; 1 where it fails, and the log has the error."""
+        """The exit code of a program that is not stopped, or 1 if it fails. The log has the error."""
         try:
             return await self._run(node, pod, ready)
         except Exception as error:
@@ -152,7 +152,7 @@ class PodPrograms:
     async def _files(
         self, pod: Object, identity: DaemonIdentity, settings: ImexSettings
     ) -> tuple[ImexFiles, ImexTls]:
-        """The container's own files; its certificate is what kubelet projects of the domain's Secret."""
+        """The container's own files. kubelet projects its certificate from the domain's Secret."""
         folder = self._home / uid_of(pod)
         folder.mkdir(parents=True, exist_ok=True)
         hosts = folder / "hosts"

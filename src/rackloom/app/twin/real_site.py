@@ -1,7 +1,7 @@
-"""The embedded site in real time, as steps of scenarios act on it.
+"""The embedded site in real time, for the steps of scenarios.
 
 `RealSite` is the embedded site on loopback. Its service can be killed and started again on the same port
-while its switches go on. `fails` ends only when a service ended that nobody killed. `on_start` is called
+while its switches go on. `fails` ends only when a service ended without being killed. `on_start` is called
 with each life of the service: the rack map of a new life has to be given the cluster again.
 """
 
@@ -44,7 +44,7 @@ async def real_site(
     log: LogSetup = log_to_file,
     traces: Traces = NO_TRACES,
 ) -> "AsyncIterator[RealSite]":
-    """A site that answers while the context is entered; `seed` as in `open_embedded_home`."""
+    """A site that answers while the context is entered. `seed` as in `open_embedded_home`."""
     async with (
         open_embedded_home(home, racks=racks, profile=profile, seed=seed, log=log) as (store, twin),
         httpx2.AsyncClient(timeout=REQUEST_SECONDS, trust_env=False) as http,
@@ -54,7 +54,7 @@ async def real_site(
 
 
 class RealSite(SiteControl):
-    """The embedded site on sockets, whose service can be ended and started again while its racks go on."""
+    """The embedded site on sockets. Its service can be ended and started again while its racks go on."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class RealSite(SiteControl):
         notify(self.service)
 
     async def fails(self) -> None:
-        """Wait until a service ends that nobody killed. Raises what it ended with."""
+        """Wait until a service ends without being killed. Raises its error."""
         while True:
             await self._started.wait()
             service = self.service
@@ -138,7 +138,7 @@ class RealSite(SiteControl):
         return RestAnswer(answer.status_code, answer.json() if is_json and answer.content else None)
 
     async def kill(self, down: float) -> None:
-        """End the service's tasks where they stand; transactions that have begun end as in a real process."""
+        """End the service's tasks where they stand. Transactions that have begun end as in a real process."""
         await self.__aexit__()
         self.ended += 1
         await asyncio.sleep(down)

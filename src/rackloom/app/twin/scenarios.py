@@ -4,11 +4,11 @@ Before anything starts, a scenario with a step that cannot be played at the chos
 numbers of those steps.
 
 In real time the site is that of `real_site`. Faults of the network and of the clock exist in virtual time
-only. In virtual time the same service runs on an event loop whose clock jumps to the next timer; one seed
-fixes the order of simultaneous events and all delays, so that each run is the same.
+only. In virtual time the same service runs on an event loop with a clock that jumps to the next timer. One
+seed fixes the order of simultaneous events and all delays, so that each run is the same.
 
 A scenario that has a layer `cluster` also gets the cluster of the site's trays, with two elected replicas
-where it asks for them. The doctor that a scenario consults is the production examination of the same
+if it requests them. The doctor that a scenario consults is the production examination of the same
 snapshot.
 """
 
@@ -47,9 +47,9 @@ LineListener = Callable[[PlayedStep], None]
 def play_scenario(
     scenario: Scenario, *, speed: Speed, home: Path | None, report: LineListener
 ) -> PlayedScenario:
-    """Play a scenario. Refused, before anything starts, where not every step can be played.
+    """Play a scenario. Refused, before anything starts, if not every step can be played.
 
-    `home` is kept; without one there is a home for this scenario alone, which is gone afterwards.
+    `home` is kept. Without one there is a home for this scenario alone, which is gone afterwards.
     """
     require_playable(scenario, speed)
     keep_files_private()
@@ -66,7 +66,7 @@ def play_scenario(
 
 
 def require_playable(scenario: Scenario, speed: Speed) -> None:
-    """Raise Refused, with the numbers of the steps, where not all can be played at this speed."""
+    """Raise Refused, with the numbers of the steps, if not all can be played at this speed."""
     if speed in scenario.speeds:
         return
     steps = [

@@ -1,18 +1,18 @@
 """The embedded site: simulated switch controllers, store, reconciler and REST, on loopback.
 
 Only the switch controllers are simulated, and they are reached over a real socket. Everything above them
-is what runs on real racks.
+is the software of real racks.
 
 A switch keeps its partitions when the control plane dies. The simulated switches live in the same
 process, so each of them writes its state to the home directory on every change and restores it at the
-next start. A home remembers the profile, the number of racks and the seed that all names derive from;
-they cannot change later, because the records name the machines. A home whose store and switch state do
+next start. A home remembers the profile, the number of racks and the seed that all names derive from.
+They cannot change later, because the records name the machines. A home whose store and switch state do
 not belong together is refused as damaged.
 
-`open_embedded_home` holds what outlives a restart of the service (store and switches); `embedded_service`
-is the service alone, which a scenario may stop and start. REST opens after each domain was observed once,
-because a batch that wants one domain needs to know the domains. `/metrics` shows what `serve` shows, on the
-same loopback address.
+`open_embedded_home` holds the parts that outlive a restart of the service (store and switches).
+`embedded_service` is the service alone, which a scenario may stop and start. REST opens after each domain was
+observed once, because a batch that wants one domain needs to know the domains. `/metrics` shows the
+same as under `serve`, on the same loopback address.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 
 class RackSetup(msgspec.Struct, frozen=True):
-    """What a home was made with; it cannot change later, as the records name its machines."""
+    """The setup with which a home was made. It cannot change later, as the records name its machines."""
 
     profile: str
     racks: int
@@ -80,7 +80,7 @@ class RackSetup(msgspec.Struct, frozen=True):
 
 
 class TwinSite(SimulatedRacks, frozen=True, kw_only=True):
-    """The simulated site and where its switch controllers listen. All its names are drawn from the seed."""
+    """The simulated site and its switch controllers' addresses. All its names are drawn from the seed."""
 
     endpoints: dict[str, str]
     """Domain uuid to the URL of its NMX-C server."""
@@ -192,11 +192,11 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
     app: FastAPI
     """REST, as it answers at `url`."""
     source: SiteSource
-    """The data of the rack map at `url`; the map shows a cluster once `source.cluster` is set."""
+    """The data of the rack map at `url`. The map shows a cluster once `source.cluster` is set."""
     reconciling: "asyncio.Task[None]"
     """Ends only when something is wrong."""
     codes: SignInCodes
-    """Of the links that sign a browser in."""
+    """The codes of the links that sign a browser in."""
 
     def sign_in_link(self, org: str, roles: Sequence[str]) -> str:
         """A link, valid for a quarter of an hour, that signs a browser in to the rack map for a day."""
@@ -208,9 +208,9 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
 async def open_embedded_home(
     home: Home, *, racks: int, profile: str, seed: str | None = None, log: LogSetup = log_to_file
 ) -> AsyncIterator[tuple[Store, TwinSite]]:
-    """What outlives a service: the records of `home`, and its racks behind their switch controllers.
+    """The parts that outlive a service: the records of `home`, and its racks behind their switch controllers.
 
-    All names of a new home are drawn from `seed`; without it, from chance.
+    All names of a new home are drawn from `seed`, or without it, from chance.
     """
     simulated_site(racks, profile)
     home.create()
@@ -262,7 +262,7 @@ async def embedded_service(
         keep_entries=AuditConfig().max_entries,
     )
     async with background_task(keeper.run()), background_task(reconciler.run()) as reconciling:
-        # A batch that wants one domain needs to know the domains: REST opens when each was asked once.
+        # A batch that wants one domain needs to know the domains: REST opens when each was read once.
         await reconciler.first_passes()
         app = create_app(deps)
         source = SiteSource(store, clock, home.path / "transfers")

@@ -1,17 +1,17 @@
 """`rackloom up`: the whole twin in one process, for as long as it runs.
 
 `running_twin` joins the embedded site, the cluster of its trays and an API server on loopback. A home
-remembers the site; the cluster starts empty each time, and its nodes appear one after another. The rack
+remembers the site. The cluster starts empty each time, and its nodes appear one after another. The rack
 map reads the cluster in the same process.
 
-The API server is served with TLS under an authority of its own, because client-go sends no token without
+The API server is served with TLS under its own authority, because client-go sends no token without
 TLS. The kubeconfig (mode 0600) exists for as long as the server does.
 
 `controlled_twin` also serves the control, over which steps of scenarios reach the running site
 (`app/twin/control.py`). With a kubeconfig of a real cluster, the trays join that cluster as nodes in place
 of a simulated one (`app/twin/guest.py`).
 
-`freeze_after_start` takes what a start has made out of later garbage collections: with 1,800 nodes each
+`freeze_after_start` takes the objects of a start out of later garbage collections: with 1,800 nodes each
 full collection would stop REST for half a second and find nothing.
 """
 
@@ -73,14 +73,14 @@ from rackloom.web.sign_in_codes import CODE_SECONDS
 LOOPBACK, SERVER_NAME = "127.0.0.1", "localhost"
 CLUSTER_NAME = "rackloom-twin"
 SETTLE_SECONDS = 10.0
-"""How long a step waits for nodes that have yet to publish what the switches have."""
+"""How long a step waits for nodes that have yet to publish the state of the switches."""
 
 
 @asynccontextmanager
 async def served_api(kube: FakeKube, user: str, kubeconfig: Path) -> AsyncIterator[str]:
-    """Serve `kube` on loopback; gives its URL. `kubeconfig` (0600) is there for as long.
+    """Serve `kube` on loopback. Yields its URL. `kubeconfig` (0600) is there for as long.
 
-    With TLS, under an authority of its own: client-go sends no token without.
+    With TLS, under its own authority: client-go sends no token without.
     """
     token = secrets.token_urlsafe(32)
     authority = new_authority(f"{CLUSTER_NAME} authority", time.time())
@@ -139,7 +139,7 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fabrics(self) -> Mapping[str, SimulatedFabric]:
-        """What the switches have, by domain."""
+        """The simulated fabrics of the switches, by domain."""
         return {domain: server.fabric for domain, server in self.site.twin.servers.items()}
 
 
@@ -156,8 +156,8 @@ async def running_twin(
 ) -> AsyncIterator[RunningTwin]:
     """A twin that answers while the context is entered. Its nodes appear one after the other from then on.
 
-    `nodes.up` is set once all are there. The site is what `home` remembers; the cluster starts empty. All
-    names of a new home, and what the cluster leaves to chance, are drawn from `seed`.
+    `nodes.up` is set once all are there. `home` remembers the site. The cluster starts empty. All
+    names of a new home, and the random choices of the cluster, are drawn from `seed`.
     """
     kubeconfig = home.path / "kubeconfig"
     chance = None if seed is None else ClockAndRandom(time.time, random.Random(seed))  # noqa: S311 (a seed)
@@ -260,7 +260,7 @@ def _change_counter(kube: FakeKube) -> Callable[[], int]:
 PROVIDER_ORG, PROVIDER_ROLES = "demo", ("PROVIDER_ADMIN", "TENANT_ADMIN")
 """The organisation that provides an embedded site."""
 REQUESTS_PER_SECOND, BURST = 400.0, 2000
-"""Client-side limits at a real API server, where one process acts for all kubelets and plugins."""
+"""Client-side limits at a real API server, because one process acts for all kubelets and plugins."""
 Announce = Callable[[str], None]
 Accompany = Callable[[RunningTwin], Coroutine[None, None, None]]
 """Runs beside a simulated cluster, until it ends or the site does."""
@@ -273,9 +273,9 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     racks: int
     profile: str
     seed: str | None = None
-    """All names of a new home are drawn from it; None: from chance."""
+    """All names of a new home are drawn from it, or from chance if it is None."""
     guest: GuestOptions | None = None
-    """The cluster of others that the trays join; None: one of their own."""
+    """The existing cluster that the trays join, or None for a simulated one."""
     log: LogSetup = log_to_file
     """Sends events to the log file of the home."""
     own_process: bool = True
@@ -283,11 +283,11 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     open_browser: bool = False
     """Whether to show the rack map once it answers, signed in as the provider."""
     traces: str | None = None
-    """URL of the collector of spans; None: no spans."""
+    """URL of the collector of spans, or None for no spans."""
 
 
 def run_up(home: Home, options: UpOptions, announce: Announce, accompany: Accompany | None = None) -> None:
-    """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers.
+    """Run a site in `home` until SIGTERM or SIGINT. `announce` gets its addresses once it answers.
 
     `accompany` is for a simulated cluster only.
     """

@@ -2,14 +2,14 @@
 
 `FabricDriver` observes a whole domain and executes one operation. `FabricUnavailable` means that the
 state or the outcome is unknown, never that the domain is empty. `FabricRefused` means that the
-controller answered and did nothing; its code is shown to tenants, its message, which may contain
-addresses, only to operators.
+controller answered and did nothing. Its code is shown to tenants. Its message may contain addresses, and is
+shown only to operators.
 
 `read_again_in_doubt` repeats a reading that fails or contradicts itself. A controller lists GPUs and
 partitions one after the other, and the two lists may contradict each other: `contradicted_gpus` names the
-GPUs whose partition is then unknown. All others are as listed.
+GPUs with an unknown partition. All others are as listed.
 
-The URL determines the protocol: NMX-C is gRPC and has no path; NMX-M is REST below `/nmx/v1`. One NMX-M
+The URL determines the protocol: NMX-C is gRPC and has no path, NMX-M is REST below `/nmx/v1`. One NMX-M
 may speak for several domains while an endpoint is one domain, so its URL may name it as `?domain=UUID`.
 A URL with user, password or fragment is refused, because the endpoint list would show it.
 
@@ -63,7 +63,7 @@ class FabricDriver(Protocol):
     """One controller endpoint."""
 
     async def observe(self) -> DomainObservation:
-        """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
+        """Read the whole domain. Raises FabricUnavailable instead of returning a partial reading."""
 
     async def execute(self, operation: PartitionOperation) -> int:
         """Execute one operation and return the partition id it acted on.
@@ -85,11 +85,11 @@ class FabricDriver(Protocol):
 
 
 def contradicted_gpus(claims: Mapping[int, int], partitions: Collection[ObservedPartition]) -> frozenset[int]:
-    """The GPUs whose partition is uncertain. `claims`: fabric GUID -> id of the partition that the GPU names.
+    """The GPUs with an uncertain partition. `claims`: fabric GUID -> id of the partition that the GPU names.
 
     A GPU is contradicted when the partition that it names does not list it, or several partitions do. The
     other GPUs of these partitions are uncertain, too: the GPU may share memory with all of them. Id 0
-    contradicts nothing: ids begin at 1, and 0 is what a field without a value reads as (proto3).
+    contradicts nothing: ids begin at 1, and a field without a value reads as 0 (proto3).
     """
     members = {partition.id: partition.members for partition in partitions}
     denied = {
@@ -111,7 +111,7 @@ QUICK_SECONDS = 1.0
 REREAD_PAUSES = (0.05, 0.2)
 """Seconds before each further attempt."""
 REREAD_SECONDS = 1.0
-"""How long the further attempts may take together."""
+"""The time limit of all further attempts together."""
 
 
 async def read_again_in_doubt(driver: FabricDriver) -> DomainObservation:
@@ -129,7 +129,7 @@ async def read_again_in_doubt(driver: FabricDriver) -> DomainObservation:
                 for pause in REREAD_PAUSES:
                     await asyncio.sleep(pause)
                     newer = await _attempt_reading(driver)
-                    # A reading that is uncertain about some GPUs says more than none.
+                    # A reading that is uncertain about some GPUs is better than none.
                     if not isinstance(newer, FabricUnavailable) or isinstance(result, FabricUnavailable):
                         result = newer
                     if not _is_doubtful(result):
@@ -158,15 +158,15 @@ async def _attempt_reading(driver: FabricDriver) -> DomainObservation | FabricUn
 
 
 class TlsMaterial(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM contents; all optional."""
+    """PEM contents. All are optional."""
 
     ca: bytes | None = None
     """Trusted instead of the built-in roots."""
     certificate: bytes | None = None
-    """Client certificate, for controllers that ask for one (mTLS)."""
+    """Client certificate, for controllers that require one (mTLS)."""
     key: bytes | None = None
     authority: str | None = None
-    """Name to expect in the controller's certificate; the host of the URL where None."""
+    """Name to expect in the controller's certificate. None stands for the host of the URL."""
 
     def __post_init__(self) -> None:
         """Refuse half of a client identity."""
@@ -195,10 +195,10 @@ class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
     kind: ControllerKind
     scheme: str
     host: str
-    """In brackets where it is an IPv6 address."""
+    """The host, in brackets if it is an IPv6 address."""
     port: int | None
     domain: str | None
-    """The domain, where an NMX-M has several; its uuid in lower case."""
+    """The domain, if the URL names one of several. Its uuid is in lower case."""
 
 
 def parse_controller_url(url: str) -> ControllerAddress:
@@ -207,7 +207,7 @@ def parse_controller_url(url: str) -> ControllerAddress:
         f"{url!r} is not the address of a switch controller",
         nearest_fix=f"use https://HOST[:PORT] for NMX-C or https://HOST[:PORT]{NMX_M_PATH} for NMX-M",
     )
-    # `urlsplit` leaves out tabs and line breaks, and what would be stored and shown still has them.
+    # `urlsplit` leaves out tabs and line breaks, but the stored URL would still have them.
     if not url.isprintable() or " " in url:
         raise refusal
     try:
@@ -218,7 +218,7 @@ def parse_controller_url(url: str) -> ControllerAddress:
         raise refusal from None
     kinds = {"": ControllerKind.NMX_C, NMX_M_PATH: ControllerKind.NMX_M}
     kind = kinds.get(parts.path.rstrip("/")) if port != 0 else None
-    # Whoever may list the endpoints would read a password in the URL.
+    # A password in the URL would be visible in the list of endpoints.
     extra = parts.username or parts.password or parts.fragment or (parts.query and not domain)
     if not host or not kind or extra or parts.scheme not in ("http", "https"):
         raise refusal
@@ -240,7 +240,7 @@ def canonical_domain(text: str) -> str:
 
 
 def controller_kind(url: str) -> ControllerKind:
-    """The protocol of a registered controller; NMX-C for an address that was never checked."""
+    """The protocol of a registered controller. NMX-C for an address that was never checked."""
     try:
         return parse_controller_url(url).kind
     except Refused:

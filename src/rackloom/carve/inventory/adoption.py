@@ -1,17 +1,17 @@
 """Adoption of a foreign partition for an owner that need not exist yet.
 
 A partition can be adopted only for a logical partition that wants all its GPUs, and a GPU is wanted
-through an instance on its machine. Where somebody made partitions by hand, before the site or beside it,
+through an instance on its machine. If partitions were made by hand, before the site or beside it,
 none of these records exist. An operator who names the owner gets them in one step, `adopt_for_owner`:
 
 1. The partition must be adoptable, and all its machines must be of one site.
-2. What does not exist is created: the tenant of the organisation, an allocation for machines that its
+2. Missing records are created: the tenant of the organisation, an allocation for machines that its
    allocations lack, its logical partition, its VPC (without a default logical partition), and an instance on
    each machine without one, with an interface for each GPU that the partition holds.
 3. `found.adopt_partition` adopts the partition by its own rules: it refuses if a GPU is not wanted, for
-   example because its machine carries an instance of somebody else.
+   example because its machine carries an instance of another tenant.
 
-All is one transaction: where a step is refused, nothing is created. No GPU moves.
+All is one transaction: if a step is refused, nothing is created. No GPU moves.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ from rackloom.core.place.instance_trays import AllocationUse
 
 
 class PartitionOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner of an adopted partition, by names. What does not exist is created."""
+    """The owner of an adopted partition, by names. Missing records are created."""
 
     org: str
     vpc: str
@@ -47,7 +47,7 @@ class PartitionOwner(msgspec.Struct, frozen=True, kw_only=True):
 def adopt_for_owner(
     conn: sa.Connection, domain: str, name: str, owner: PartitionOwner, order: OperatorOrder, ids: IdFactory
 ) -> Changed[tuple[str, ...]]:
-    """Adopt a found partition for `owner`; returns what was created, in words."""
+    """Adopt a found partition for `owner`. Return a description of each record created."""
     for text in (owner.org, owner.vpc, owner.logical_partition):
         check_name(text)
     trays = _trays_of(conn, found.foreign_partition(conn, domain, name, order.valid_from)[1])
@@ -115,13 +115,13 @@ class _OwnerMaker:
     ) -> None:
         self._conn, self._owner, self._site, self._now, self._ids = conn, owner, site, now, ids
         self.created: list[str] = []
-        """What was created, in words."""
+        """A description of each record created."""
         if entitlements.find_tenant(conn, owner.org) is None:
             self.created.append(f"tenant {owner.org}")
         self._tenant_id: str = entitlements.ensure_tenant(conn, owner.org, now, ids).id
 
     def ensure_allocation(self, name: str, trays: Sequence[_Tray]) -> None:
-        """Let the tenant have the machines at the site, where its allocations do not hold them."""
+        """Let the tenant have the machines at the site, if its allocations do not hold them."""
         uses = entitlements.allocation_uses(self._conn, self._tenant_id, self._now)
         kept = placement.reserved_trays(self._conn, self._now, [tray.machine_id for tray in trays])
         own = {tray.machine_id for tray in kept.values() if tray.tenant_id == self._tenant_id}
@@ -165,7 +165,7 @@ class _OwnerMaker:
     def create_instances(
         self, trays: Sequence[_Tray], network: sa.Row[Any], partition_id: str
     ) -> frozenset[str]:
-        """An instance on each tray, whose GPUs join the logical partition; returns the domains to wake."""
+        """Put an instance, with GPUs in the logical partition, on each tray. Return the domains to wake."""
         domains: frozenset[str] = frozenset()
         for tray in trays:
             domains |= self._create_instance(tray, network, partition_id)

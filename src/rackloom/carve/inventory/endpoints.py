@@ -1,9 +1,9 @@
 """Switch controller endpoints: a URL, its registered chassis, and the domain that it last reported.
 
 Operators register one URL for each chassis serial. `register_endpoint` assigns chassis to a URL: a
-controller that moved keeps its row and its history; an endpoint that is left without chassis is
+controller that moved keeps its row and its history. An endpoint that is left without chassis is
 retired. Retiring deletes its reading, hands its open operations to the successor or closes them as
-unknown, and withdraws what rested on the reading. The row stays for the audit.
+unknown, and withdraws the state that rested on the reading. The row stays for the audit.
 """
 
 from collections.abc import Collection
@@ -52,9 +52,9 @@ def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
 def register_endpoint(
     conn: sa.Connection, url: str, chassis_serials: Collection[str], now: float, ids: IdFactory
 ) -> None:
-    """Make `url` the endpoint of these chassis, whichever endpoint they had.
+    """Make `url` the endpoint of these chassis, even if they had another one.
 
-    A controller that moved keeps its row, and with it its history; an endpoint that is left without any
+    A controller that moved keeps its row, and with it its history. An endpoint that is left without any
     chassis is no longer used.
     """
     emptied = [known for known in all_endpoints(conn) if set(known.chassis_serials) <= set(chassis_serials)]
@@ -80,9 +80,9 @@ def register_endpoint(
 def retire_endpoint(
     conn: sa.Connection, endpoint_id: str, domain: str | None, successor: str | None, now: float
 ) -> None:
-    """Delete the reading of an endpoint, which reported `domain`; its row stays for the audit.
+    """Delete the reading of an endpoint, which reported `domain`. Its row stays for the audit.
 
-    Observations through its successor close its open operations; without one they become unknown here.
+    Observations through its successor close its open operations. Without one they become unknown here.
     """
     if successor is None:
         ownership.close_interrupted_operations(conn, endpoint_id, now, now)
@@ -147,7 +147,7 @@ def update_chassis_endpoint(
 
 
 def delete_chassis_endpoint(conn: sa.Connection, chassis_serial: str, order: OperatorOrder) -> Changed[None]:
-    """Delete the endpoint of a chassis; statuses that rested on its controller become unknown."""
+    """Delete the endpoint of a chassis. Statuses that rested on its controller become unknown."""
     before = get_chassis_endpoint(conn, chassis_serial)
     delete_rows(conn, endpoint_chassis, chassis_serial=chassis_serial)
     if not has_row(conn, endpoint_chassis, endpoint_id=before.id):

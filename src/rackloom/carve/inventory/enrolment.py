@@ -4,11 +4,11 @@
 `enrol_machines` adds machines and refuses all of them when one contradicts a known machine: identity is
 never guessed. `enrol_observed_machines` adds the trays that a controller lists. `declare_gpus` writes
 the place and GUIDs of a machine as an operator declares them. It is a repair, and the next observation
-overrules it. A machine that carries an instance can be neither declared anew nor removed. Each GPU
+overrules it. A machine that carries an instance can be neither declared again nor removed. Each GPU
 records the source of its GUID: `declared` by an operator, or `nmx` for a controller.
 
 `seed_embedded_site` creates the records of an embedded site from a topology. It leaves domains and
-GUIDs unknown, and is idempotent: repeating it adds only what is new.
+GUIDs unknown, and is idempotent: repeating it adds only new records.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -54,9 +54,9 @@ def ensure_site(
     now: float,
     ids: IdFactory,
 ) -> str:
-    """The id of the site `name`, made now if the records are empty; its default partition policy is set.
+    """The id of the site `name`, made now if the records are empty. Its default partition policy is set.
 
-    Refused when the records are those of another site: a database serves one.
+    Refused if the records belong to another site: a database serves one.
     """
     provider = entitlements.ensure_provider(conn, provider_org.lower(), now, ids)
     found = find_row(conn, site)
@@ -104,7 +104,7 @@ def _insert_site(
 
 
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A compute tray: where it sits and how many GPUs it has."""
+    """A compute tray: its place and its number of GPUs."""
 
     chassis_serial: str
     slot: int
@@ -121,14 +121,14 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeclaredGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as an operator declares it; `module_id` counts from 1."""
+    """A GPU as an operator declares it. `module_id` counts from 1."""
 
     module_id: int
     guid: int
 
 
 def get_enrolled_machine(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
-    """The machine with what it carries. Refused (not found) when there is none."""
+    """The machine with its instance and maintenance. Refused (not found) if there is none."""
     row = conn.execute(catalog.machine_listing().where(machine.c.id == machine_id)).one_or_none()
     return require(row, f"there is no machine {machine_id}")
 
@@ -141,10 +141,10 @@ def enrol_machines(
     status: str,
     now: float,
 ) -> tuple[list[str], list[str]]:
-    """Add machines that are new; returns the ids of the new ones, and of those that are recorded already.
+    """Add machines that are new. Return the ids of the new ones, and of those that are recorded already.
 
-    `status` is that of their hosts: Ready where no host state provider is configured, else Unknown.
-    All are refused when a record contradicts a known machine.
+    `status` is that of their hosts: Ready if no host state provider is configured, else Unknown.
+    All are refused if a record contradicts a known machine.
     """
     created: list[str] = []
     unchanged: list[str] = []
@@ -166,7 +166,7 @@ def enrol_machines(
 def enrol_observed_machines(
     conn: sa.Connection, site_id: str, observation: DomainObservation, status: str, now: float
 ) -> list[str]:
-    """Add the trays that a controller lists and the records lack; returns their ids."""
+    """Add the trays that a controller lists and the records lack. Return their ids."""
     trays: dict[tuple[str, int], list[int]] = {}
     index: dict[tuple[str, int], int] = {}
     for gpu in observation.gpus:
@@ -179,7 +179,7 @@ def enrol_observed_machines(
     )
     new = sorted(trays.keys() - {(row.chassis_serial, row.slot) for row in known})
     records = [
-        # The rack is not on this wire; the chassis is what an operator finds it by.
+        # The rack is not on this wire. An operator finds the tray by its chassis.
         MachineRecord(chassis_serial=at[0], slot=at[1], tray_index=index[at], rack=at[0], gpus=max(trays[at]))
         for at in new
     ]
@@ -187,7 +187,7 @@ def enrol_observed_machines(
 
 
 def enrol_machines_of_domain(conn: sa.Connection, site_id: str, domain: str, status: str, now: float) -> None:
-    """Add the trays of the latest observation of `domain`; none while its controllers conflict."""
+    """Add the trays of the latest observation of `domain`, unless its controllers conflict."""
     readings = latest.latest_of_domain(conn, domain).shown
     if readings and enrol_observed_machines(conn, site_id, readings[0], status, now):
         # The observation was applied to the machines of before: apply it to the new ones too.
@@ -205,7 +205,7 @@ def declare_gpus(
     """Write a machine's location (chassis serial, slot, tray index), domain and GPUs as declared.
 
     It is a repair: the next observation of the domain overrules it. Refused while the machine carries an
-    instance, whose GPUs would change under it, and for a GUID that another machine has.
+    instance, because its GPUs would change under it, and for a GUID that another machine has.
     """
     found = get_enrolled_machine(conn, machine_id)
     if found.instance_id is not None:
@@ -233,7 +233,7 @@ def declare_gpus(
 
 
 def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozenset[str]:
-    """Forget a machine that carries nothing; returns the domains whose intent that changes."""
+    """Delete a machine that carries nothing. Return the domains with an intent that this changes."""
     found = get_enrolled_machine(conn, machine_id)
     if found.instance_id is not None:
         raise conflict(f"machine {machine_id} carries instance {found.instance_id}")
@@ -245,7 +245,7 @@ def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozense
 
 
 def delete_missing_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> frozenset[str]:
-    """Forget a machine that its controllers do not list; one that they list would be enrolled again.
+    """Delete a machine that its controllers do not list. One that they list would be enrolled again.
 
     Refused while the domain is unknown: the tray may be back, and would be enrolled without its type, its
     labels and its maintenance.
@@ -327,9 +327,9 @@ def seed_embedded_site(
     ids: IdFactory,
     org: str = DEMO_ORG,
 ) -> str:
-    """Create the records of `racks`, whose trays are all of `profile`; returns the site id.
+    """Create the records of `racks`, with all trays of `profile`. Return the site id.
 
-    `endpoint_urls` maps domain uuid to the URL of its controller. Repeating it adds what is new and
+    `endpoint_urls` maps domain uuid to the URL of its controller. Repeating it adds new records and
     changes nothing else.
     """
     provider = entitlements.ensure_provider(conn, org, now, ids)
@@ -351,7 +351,7 @@ def seed_embedded_site(
 
 
 def machine_id_of_tray(tray: MachineRecord | ComputeTray) -> str:
-    """The machine id of a tray: where it sits, as letters that are safe in a URL."""
+    """The machine id of a tray: its place, in letters that are safe in a URL."""
     return f"{tray.chassis_serial}-{tray.slot}".lower()
 
 

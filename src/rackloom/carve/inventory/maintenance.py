@@ -1,12 +1,12 @@
 """Maintenance of trays by operators: cordon, drain, return to service, force-delete of an instance.
 
 A cordoned machine keeps its instance and gets no new one. A drain cordons the machine, and the
-reconciler moves its GPUs out of all partitions; the instance stays and says why it is not joined.
+reconciler moves its GPUs out of all partitions. The instance stays and shows why it is not joined.
 Ending a drain joins the GPUs again, and the machine stays cordoned. A drained machine cannot be
 uncordoned.
 
-`force_delete_instance` releases the instance, whoever owns it, with the same clean-up as a release by
-the tenant. Every step is recorded with who asked and why. Pauses of domains are in `partitions.intent`.
+`force_delete_instance` releases the instance of any tenant, with the same clean-up as a release by
+the tenant. Every step is recorded with its author and reason. Pauses of domains are in `partitions.intent`.
 """
 
 import sqlalchemy as sa
@@ -25,7 +25,7 @@ DRAIN_STARTED_MESSAGE = "waiting for the switch controller to be read after the 
 
 
 def cordon_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> None:
-    """Place nothing new on the machine; a second cordon keeps the first reason."""
+    """Place nothing new on the machine. A second cordon keeps the first reason."""
     machine = catalog.get_machine(conn, machine_id)
     if has_row(conn, cordon_table, machine_id=machine_id):
         return
@@ -38,7 +38,7 @@ def cordon_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder) -
 
 
 def begin_maintenance(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> None:
-    """Cordon the machine; on a cordoned machine the new reason replaces the first."""
+    """Cordon the machine. On a cordoned machine the new reason replaces the first."""
     cordon_machine(conn, machine_id, order)
     if find_row(conn, cordon_table, machine_id=machine_id, reason=order.reason) is None:
         update_rows(conn, cordon_table, {"machine_id": machine_id}, reason=order.reason)
@@ -58,9 +58,9 @@ def uncordon_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder)
 
 
 def drain_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder, ids: IdFactory) -> Changed[str]:
-    """Take the machine's GPUs out of all partitions and record it; returns the id of the drain.
+    """Take the machine's GPUs out of all partitions and record it. Return the id of the drain.
 
-    The instance on the machine, if any, stays and says why its GPUs are not joined.
+    The instance on the machine, if any, stays and shows why its GPUs are not joined.
     """
     machine = catalog.get_machine(conn, machine_id)
     running = intent.active_drains(conn, [machine_id]).get(machine_id)
@@ -84,7 +84,7 @@ def drain_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder, id
 
 
 def end_machine_drain(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> Changed[None]:
-    """Join the instance's GPUs again; the machine stays cordoned."""
+    """Join the instance's GPUs again. The machine stays cordoned."""
     machine = catalog.get_machine(conn, machine_id)
     running = intent.active_drains(conn, [machine_id]).get(machine_id)
     if running is None:
@@ -95,7 +95,7 @@ def end_machine_drain(conn: sa.Connection, machine_id: str, order: OperatorOrder
 
 
 def force_delete_instance(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> Changed[str]:
-    """Release the instance on the machine, whoever owns it; returns its id.
+    """Release the instance on the machine, of any tenant. Return its id.
 
     The same clean-up as for a tenant's own release: the instance is gone once its GPUs were seen outside the
     partitions of the site.

@@ -10,7 +10,7 @@ taken from a machine of another domain that is present or carries an instance. G
 
 `apply_observations` runs the sync, carries ownership and pauses over when a chassis reports another
 domain uuid, updates owned partitions and foreign trays, and then updates statuses.
-`apply_if_consistent` does so only where the controllers of the domain agree, and returns the conflict
+`apply_if_consistent` does so only if the controllers of the domain agree, and returns the conflict
 otherwise. `withdraw_reading` is for a controller that no longer reports a domain.
 """
 
@@ -67,11 +67,11 @@ _DELETE_LOST = sa.delete(moved_gpu).where(
 def record_lost_gpus(
     conn: sa.Connection, recorded: Mapping[GpuModule, str | None], listed: Mapping[GpuModule, str], now: float
 ) -> None:
-    """Record which GPU an instance loses in which place; delete the record when that GPU is back.
+    """Record which GPU an instance loses in which place. Delete the record when that GPU is back.
 
-    `recorded` are the GUIDs of places whose record changes now, `listed` those that the controller lists
-    there. Call this before the mapping is written. Only the first GPU that an instance had in a place
-    counts: what replaced it is not the instance's loss. An exchanged GPU is recorded too, because it may be
+    `recorded` are the GUIDs of places with a record that changes now, `listed` those that the controller
+    lists there. Call this before the mapping is written. Only the first GPU that an instance had in a place
+    counts: its replacement is not the instance's loss. An exchanged GPU is recorded too, because it may be
     listed elsewhere later.
     """
     lost_before = {(row.machine_id, row.module_id): row.guid for row in lost_gpus_of_instances(conn)}
@@ -157,7 +157,7 @@ _MACHINES_IN_DOMAIN = sa.select(machine.c.id, machine.c.missing_since).where(
 
 
 def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: float) -> frozenset[str]:
-    """Write the mapping that `observation` lists; returns the domains whose mapping changed."""
+    """Write the mapping that `observation` lists. Return the domains with a changed mapping."""
     slots = {(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}
     serials = list({serial for serial, _ in slots})
     rows = conn.execute(_MACHINES_IN_CHASSIS, {"serials": serials, "domain": observation.domain})
@@ -196,7 +196,7 @@ def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: f
         conn.execute(_MARK_UNLISTED, places)
     _mark_missing(conn, observation, {row.id for row in machines.values()})
     rewired = any(recorded.get(place, (None, 0))[0] != str(gpu.guid) for place, gpu in changed.items())
-    # Only a change of domain or GUID voids plans; a health is a measurement.
+    # Only a change of domain or GUID voids plans. A health is a measurement.
     return journal.increment_revisions(
         conn, {observation.domain, *previous_domains} if previous_domains or rewired else ()
     )
@@ -209,7 +209,7 @@ def _move_to_domain(
     domain: str,
     now: float,
 ) -> None:
-    # A machine whose tray is absent moves with the rest of its chassis.
+    # A machine with an absent tray moves with the rest of its chassis.
     absent = sa.and_(
         machine.c.chassis_serial.in_({row.chassis_serial for row in observed}),
         machine.c.domain.in_(set(filter(None, previous_domains))),
@@ -219,7 +219,7 @@ def _move_to_domain(
 
 
 def _mark_missing(conn: sa.Connection, observation: DomainObservation, observed: set[str]) -> None:
-    """A machine of the domain of which the controller lists no GPU is off, absent or broken."""
+    """A machine of the domain without any GPU in the controller's list is off, absent or broken."""
     rows = conn.execute(_MACHINES_IN_DOMAIN, {"domain": observation.domain}).all()
     lost = [row.id for row in rows if row.id not in observed and row.missing_since is None]
     back = [row.id for row in rows if row.id in observed and row.missing_since is not None]
@@ -269,7 +269,7 @@ _MACHINES_ELSEWHERE = sa.select(machine.c.chassis_serial, machine.c.slot, machin
 
 
 def domains_sharing_hardware(conn: sa.Connection, reading: DomainObservation) -> frozenset[str]:
-    """Other domains that have machines in slots of which `reading` lists GPUs."""
+    """Other domains that have machines in the slots of GPUs in `reading`."""
     slots = {(gpu.chassis_serial, gpu.slot) for gpu in reading.gpus}
     serials = {serial for serial, _ in slots}
     rows = conn.execute(_MACHINES_ELSEWHERE, {"serials": list(serials), "domain": reading.domain})
@@ -285,7 +285,7 @@ def apply_observations(
     """Apply the valid `readings` of a domain, at least one, the newest first.
 
     `previous_domains` are those that its controller reported before. The order matters: partitions are
-    owned in a domain before statuses say whose GPUs are in them.
+    owned in a domain before statuses name the owners of the GPUs in them.
     """
     newest = readings[0]
     changed = sync_gpu_mapping(conn, newest, now)
@@ -305,7 +305,7 @@ def apply_observations(
 def apply_if_consistent(
     conn: sa.Connection, domain: str, now: float, rivals: Collection[str] = frozenset()
 ) -> ControllerConflict | None:
-    """Apply the readings of `domain` if its controllers agree; otherwise record and return the conflict.
+    """Apply the readings of `domain` if its controllers agree. Otherwise record and return the conflict.
 
     `rivals` are domains that may list the same hardware. They, and those that already have a conflict with
     `domain`, are compared in the same transaction, so that both sides of a conflict have one outcome.

@@ -1,1 +1,1 @@
-"""What controllers show: the latest valid reading of each domain, and conflicting controllers."""
+"""Readings of controllers: the latest valid reading of each domain, and conflicting controllers."""

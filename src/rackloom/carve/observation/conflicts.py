@@ -36,7 +36,7 @@ from rackloom.errors import Refused
 
 
 MAX_LISTED_PARTITIONS = 3
-"""Differing partitions that the reason names; the others are only counted."""
+"""Differing partitions that the reason names. The others are only counted."""
 
 
 class ControllerReading(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def compare_readings(first: ControllerReading, second: ControllerReading, change
 
     `changed_at` is when the site last changed partitions of the domain.
     """
-    # A standby answers for its domain before it knows what is in it: it lists no GPU, and cannot conflict.
+    # A standby answers for its domain before it knows the content: it lists no GPU, and cannot conflict.
     if not (first.observation.gpus and second.observation.gpus):
         return None
     # Operations move no hardware, so GPUs are comparable whenever they were read.
@@ -139,7 +139,7 @@ _LAST_CHANGE = sa.select(
 
 
 class ControllerConflict(msgspec.Struct, frozen=True):
-    """Why the readings of two controllers cannot both be true, and since when (seconds since the epoch)."""
+    """The contradiction between two controllers' readings, and its start (seconds since the epoch)."""
 
     domain: str
     reason: str
@@ -154,7 +154,7 @@ class ControllerConflict(msgspec.Struct, frozen=True):
 
 
 class ConflictingControllers(Refused):
-    """No operation begins in a domain whose controllers contradict one another."""
+    """No operation begins in a domain while its controllers contradict one another."""
 
     def __init__(self, conflict: ControllerConflict) -> None:
         self.conflict = conflict
@@ -209,7 +209,7 @@ def update_conflict(
 def _conflict_within_domain(
     conn: sa.Connection, domain: str, before: ControllerConflict | None
 ) -> ControllerConflict | None:
-    """Split brain: two controllers of one domain whose readings differ."""
+    """Split brain: two controllers of one domain with different readings."""
     rows = _valid_readings(conn, [domain], before)
     differing = [
         (_reading_of_row(first), _reading_of_row(second))
@@ -281,7 +281,7 @@ def _conflict_of_row(row: Any) -> ControllerConflict:
     return ControllerConflict(row.domain, row.reason, row.since, row.rival)
 
 
-# Which other domains to compare with.
+# The other domains to compare with.
 
 
 _domain_param: sa.BindParameter[str] = sa.bindparam("domain")

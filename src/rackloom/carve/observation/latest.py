@@ -13,10 +13,10 @@ as lost since it was made. `latest_of_domains` chooses in this order:
 3. When no controller can be read, the domain is unknown since the last controller that lists GPUs was
    lost.
 
-`outdated_domains` names the domains whose records still rest on readings that are outdated.
+`outdated_domains` names the domains with records that still rest on outdated readings.
 
-Empty-observation guard: a reading without any GPU, of a domain where GPUs are recorded, is no reading.
-A controller that has just started, or a standby, answers for its domain before it knows what is in it.
+Empty-observation guard: a reading without any GPU, of a domain with recorded GPUs, is no reading.
+A controller that has just started, or a standby, answers for its domain before it knows the content.
 Losing a standby makes nothing unknown.
 
 Tenants read a generic reason only. The answer of a controller may contain addresses, so that text
@@ -46,13 +46,13 @@ _decoder = msgspec.json.Decoder(DomainObservation)
 _outdated = sa.and_(
     observation.c.unknown_since.is_(None), observation.c.observed_at < sa.bindparam("valid_from", 0.0)
 )
-"""A reading from before the parameter `valid_from`, whose loss nobody recorded. Without the parameter none
-is: writers have just read the controller."""
+"""A reading from before the parameter `valid_from`, with no recorded loss. Without the parameter no
+reading qualifies: writers have just read the controller."""
 _NO_GPUS = '"gpus":[]'
-"""In encoded facts, of a reading that lists no GPU, and of no other: texts in JSON have no bare quotes."""
+"""Part of the encoded facts of a reading without GPUs, and of no other: JSON texts have no bare quotes."""
 _lists_gpus = sa.func.replace(observation.c.facts, _NO_GPUS, "") == observation.c.facts
 LISTS_GPUS: sa.ColumnElement[Any] = _lists_gpus.label("lists_gpus")
-"""Whether the reading lists a GPU, without decoding it; NULL without a reading."""
+"""Whether the reading lists a GPU, without decoding it. NULL without a reading."""
 _STATE_COLUMNS: tuple[sa.ColumnElement[Any], ...] = (
     observation.c.endpoint_id,
     observation.c.observed_at,
@@ -108,7 +108,7 @@ _UPDATE_READING = sa.update(observation).where(_of_endpoint)
 def empty_reading_reasons(conn: sa.Connection, empty: Collection[str]) -> dict[str, str]:
     """Domain -> why its reading is no evidence: it lists no GPU, but GPUs of the domain are recorded.
 
-    `empty` are the domains whose reading lists none.
+    `empty` contains the domains with a reading that lists no GPU.
     """
     if not empty:
         return {}
@@ -124,16 +124,16 @@ def empty_reading_reasons(conn: sa.Connection, empty: Collection[str]) -> dict[s
 
 
 class LatestObservation(msgspec.Struct, frozen=True):
-    """The observation of a domain; None with a sentence of doubt where there is none."""
+    """The observation of a domain, or None with a sentence of doubt."""
 
     observation: DomainObservation | None
     """The newest."""
     doubt: str
     """For tenants: it contains no text of a controller, which may hold addresses."""
     unknown_since: float | None = None
-    """Since when the domain is unreadable or in conflict, or None if it is known, or was never read."""
+    """The start of unreadability or conflict, or None if the domain is known, or was never read."""
     cause: str | None = None
-    """What controllers answered or listed, with their addresses: for those who operate the domain."""
+    """The answers or lists of controllers, with their addresses: for those who operate the domain."""
     others: tuple[DomainObservation, ...] = ()
     """Valid readings of the other controllers of the domain."""
 
@@ -144,19 +144,19 @@ class LatestObservation(msgspec.Struct, frozen=True):
 
     @property
     def uncertain(self) -> frozenset[int]:
-        """Fabric GUIDs about whose partition any valid reading contradicts itself."""
+        """Fabric GUIDs about which any valid reading contradicts itself."""
         return frozenset().union(*(reading.uncertain for reading in self.shown))
 
     @property
     def operators_doubt(self) -> str:
-        """The sentence of doubt for those who operate the domain, and for nobody else."""
+        """The sentence of doubt, only for those who operate the domain."""
         if self.cause is None or self.unknown_since is None:
             return self.doubt
         return _unknown_since_text(self.unknown_since, self.cause)
 
 
 def latest_of_domain(conn: sa.Connection, domain: str | None, valid_from: float = 0.0) -> LatestObservation:
-    """The latest observation of `domain`; None is the domain of machines that no controller has listed."""
+    """The latest observation of `domain`. None is the domain of machines that no controller has listed."""
     if domain is None:
         return LatestObservation(None, "no switch controller has reported this machine yet")
     return latest_of_domains(conn, [domain], valid_from)[domain]
@@ -165,7 +165,7 @@ def latest_of_domain(conn: sa.Connection, domain: str | None, valid_from: float 
 def latest_of_domains(
     conn: sa.Connection, domains: Collection[str], valid_from: float = 0.0
 ) -> dict[str, LatestObservation]:
-    """The latest observation of each domain, in one query; in two where one of them lists no GPU.
+    """The latest observation of each domain, in one query, or in two if one of them lists no GPU.
 
     Readings from before `valid_from` do not count.
     """
@@ -177,8 +177,8 @@ def latest_of_domains(
 def outdated_domains(conn: sa.Connection, valid_from: float) -> dict[str, LatestObservation]:
     """The domains that are unknown because no reading of them was made since `valid_from`.
 
-    Their records still say otherwise. Mostly there is none, and this is one small query. What the readings
-    list is of no interest.
+    Their records do not show this yet. Mostly there is none, and this is one small query. The content of the
+    readings does not matter.
     """
     suspects = [row[0] for row in _DOMAINS_WITH_OUTDATED_READINGS.all(conn, {"valid_from": valid_from})]
     if not suspects:
@@ -198,7 +198,7 @@ def _rows_of_domains(
 def _unknown_domains(
     conn: sa.Connection, rows: Mapping[str, Sequence[sa.Row[Any]]]
 ) -> dict[str, LatestObservation]:
-    """Of the domains with these readings, those that are unknown, and why."""
+    """The unknown domains among those with these readings, each with the reason."""
     doubts = {domain: _why_unknown(domain, readings) for domain, readings in rows.items()}
     unknown = {domain: doubt for domain, doubt in doubts.items() if doubt is not None}
     newest = {domain: newest_valid_row(rows[domain]) for domain, doubt in doubts.items() if doubt is None}
@@ -211,7 +211,7 @@ def _unknown_domains(
 
 
 def _why_unknown(domain: str, rows: Sequence[sa.Row[Any]]) -> LatestObservation | None:
-    """Why no reading of the domain counts, or None if the newest valid one does."""
+    """The reason why no reading of the domain counts, or None if the newest valid one does."""
     # Every row of a domain carries the conflict of the domain. It counts while any controller can be read:
     # when all are lost, the domain is unknown since then, which is the older and simpler truth.
     readable = [row for row in rows if row.unknown_since is None]
@@ -233,12 +233,12 @@ def _observed(rows: Sequence[sa.Row[Any]]) -> LatestObservation:
 
 
 def newest_valid_row(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
-    """Of rows with `LISTS_GPUS`, at least one: the row with the latest state of the domain."""
+    """The row with the latest state of the domain, from at least one row with `LISTS_GPUS`."""
     return valid_rows(rows)[0]
 
 
 def valid_rows(rows: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
-    """Of rows with `LISTS_GPUS`, at least one: the valid readings, newest first.
+    """The valid readings, newest first, from at least one row with `LISTS_GPUS`.
 
     These are all that list a GPU and are not lost. Where all that list a GPU are lost, it is the newest of
     these: what remains is the reading of a standby, which lists no GPU and is no evidence.
@@ -262,7 +262,7 @@ def is_standby(conn: sa.Connection, endpoint_id: str, domain: str) -> bool:
 
 
 def last_lost_row(rows: Iterable[sa.Row[Any]]) -> sa.Row[Any] | None:
-    """Of rows with `LISTS_GPUS`: the one whose loss made the domain unknown, or None if none is lost.
+    """From rows with `LISTS_GPUS`, the one that made the domain unknown, or None if none is lost.
 
     The loss of a standby, which lists no GPU, makes nothing unknown, unless all lost ones list none.
     """
@@ -283,7 +283,7 @@ def _unknown_since_text(since: float, reason: str) -> str:
 
 
 def save_reading(conn: sa.Connection, endpoint_id: str, reading: DomainObservation) -> None:
-    """Record a complete reading; the endpoint is no longer lost."""
+    """Record a complete reading. The endpoint is no longer lost."""
     _upsert_reading(
         conn,
         endpoint_id,
@@ -310,12 +310,12 @@ def observation_of_row(row: sa.Row[Any]) -> DomainObservation:
 
 
 def decode_facts(facts: str) -> DomainObservation:
-    """The reading behind `encode_facts`; it has no time."""
+    """The reading behind `encode_facts`. It has no time."""
     return _decoder.decode(facts)
 
 
 def read_at(conn: sa.Connection, endpoint_id: str) -> float | None:
-    """When the newest reading of the endpoint began, or None without a reading."""
+    """The time when the newest reading of the endpoint began, or None without a reading."""
     times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
     return None if times is None else times[0]
 
@@ -323,10 +323,10 @@ def read_at(conn: sa.Connection, endpoint_id: str) -> float | None:
 def mark_unreadable(
     conn: sa.Connection, endpoint_id: str, reason: str, now: float, valid_from: float
 ) -> None:
-    """Record that the endpoint could not be read; it is lost since the first failure after a good reading.
+    """Record that the endpoint could not be read. It is lost since the first failure after a good reading.
 
-    Where nothing was recorded for so long that the reading was outdated (it is from before `valid_from`), it
-    is lost since that reading, as readers were shown meanwhile.
+    If nothing was recorded for so long that the reading was outdated (it is from before `valid_from`), it
+    is lost since that reading, as readers saw in the meantime.
     """
     times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
     read_at, since = (None, None) if times is None else times

@@ -7,10 +7,10 @@ partition, a released partition, or foreign. A domain that cannot be read contri
 A foreign partition has no owner until an operator decides. `adopt_partition` makes it the physical
 partition of a logical partition and never moves a GPU: the partition may hold only GPUs that the
 logical partition wants (`inventory.adoption` creates an owner that wants them). `release_partition` lets
-the reconciler remove it. Both refuse the default partition, which follows the site's policy; a
-location-based partition, because NMX-C fixes the type at creation and the site works by GUID; and a
-partition with GPUs of machines that the site does not know. Both steps are recorded as operations, and
-the trays are no longer foreign from then on. `give_up_partition` undoes an adoption in the records.
+the reconciler remove it. Both refuse the default partition, which follows the site's policy, and a
+location-based partition, because NMX-C fixes the type at creation and the site works by GUID. They also
+refuse a partition with GPUs of machines that the site does not know. Both steps are recorded as operations,
+and the trays are no longer foreign from then on. `give_up_partition` undoes an adoption in the records.
 """
 
 from collections.abc import Collection, Sequence
@@ -38,7 +38,7 @@ from rackloom.core.partitions.domain import (
 
 
 class Owner(StrEnum):
-    """Whose a partition is."""
+    """The owner of a partition."""
 
     SITE = "site"
     """Made or adopted for a logical partition."""
@@ -55,7 +55,7 @@ class Owner(StrEnum):
 class FoundPartitionView(msgspec.Struct, frozen=True, kw_only=True):
     """A partition in the newest observation of its domain.
 
-    Its health is unknown where any reading contradicts itself about a GPU of it.
+    Its health is unknown if any reading contradicts itself about one of its GPUs.
     """
 
     domain: str
@@ -138,7 +138,7 @@ def adopt_partition(
 
 
 def release_partition(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
-    """Let the reconciler remove a found partition; the record says who ordered it and why."""
+    """Let the reconciler remove a found partition. The record names the operator and the reason."""
     readings, partition = foreign_partition(conn, domain, name, order.valid_from)
     return _record_takeover(conn, readings, partition, RELEASED_OWNER, Step.RELEASE, order)
 

@@ -1,8 +1,8 @@
 """The inputs of a plan: GPU assignments, drains, pauses, managed GPUs, default policy, blockers.
 
-`gpu_assignments` says which logical partition each GPU shall join: interfaces that are not being
+`gpu_assignments` lists the logical partition that each GPU shall join: interfaces that are not being
 detached, of instances that are not terminating, on machines that are not drained. `managed_gpus` are
-the GPUs on the site's machines; all other GPUs of a domain are left alone.
+the GPUs on the site's machines. All other GPUs of a domain are left alone.
 
 A drain moves the GPUs of a tray out of all partitions, so that the tray can be serviced. It is the only
 way to move a running instance's GPUs without a request of the tenant. The instance keeps its machine
@@ -12,7 +12,7 @@ every GPU outside the partitions of the site.
 A paused domain is observed as always, but no operation begins in it until it is resumed. When its
 chassis report another domain uuid, the pause is copied there.
 
-`replace_blocked_gpus` records what the newest plan of a domain could not do, GPU by GPU, with the
+`replace_blocked_gpus` records the GPUs that the newest plan of a domain could not place, with the
 reason and the fix. A blocker that remains keeps the time when it was first seen.
 """
 
@@ -77,7 +77,7 @@ def active_drains(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str
 
 
 def drain_reason_column(machine_id: sa.Column[str]) -> sa.ScalarSelect[str]:
-    """Why a machine is drained, for a query over machines; NULL when it is not."""
+    """The reason of a machine's drain, for a query over machines, or NULL if it is not drained."""
     mine = sa.select(drain.c.reason).where(drain.c.machine_id == machine_id, drain.c.ended.is_(None))
     return mine.limit(1).scalar_subquery()
 
@@ -102,7 +102,7 @@ def unfinished_drains(conn: sa.Connection, domain: str | None) -> dict[sa.Row[An
 def update_drains(
     conn: sa.Connection, open_drains: dict[sa.Row[Any], list[int | None]], facts: DomainFacts, now: float
 ) -> None:
-    """Record for each drain what the newest observation supports."""
+    """Record for each drain the state that the newest observation supports."""
     for row, guids in open_drains.items():
         reasons = [why_not_drained(guid, row.started, facts) for guid in guids]
         waiting = list(dict.fromkeys(reason for reason in reasons if reason))
@@ -174,7 +174,7 @@ def _guid_of(row: Sequence[str]) -> int:
 
 
 def default_partition_policy(conn: sa.Connection, domain: str | None) -> DefaultPartitionPolicy:
-    """What the site does with the factory default partition; it stays where the site has no machine."""
+    """The site's policy for the factory default partition. It stays if the site has no machine."""
     row = _DEFAULT_PARTITION_POLICY.one_or_none(conn, {"domain": domain})
     return DefaultPartitionPolicy.KEEP if row is None else DefaultPartitionPolicy(row.default_partition)
 
@@ -198,7 +198,7 @@ _BLOCKED_IN_DOMAIN = _BLOCKED_IN_DOMAIN.order_by(blocked_gpu.c.guid, blocked_gpu
 def replace_blocked_gpus(
     conn: sa.Connection, domain: str, blocked: Sequence[BlockedGpus], now: float
 ) -> bool:
-    """Record the blockers of `domain`; False if nothing changed. One that stays keeps its time."""
+    """Record the blockers of `domain`. Return False if nothing changed. One that stays keeps its time."""
     wanted = {(str(guid), blocker.reason): blocker.fix for blocker in blocked for guid in blocker.guids}
     known = {(row.guid, row.reason): row.fix for row in blocked_gpus_of_domain(conn, domain)}
     if known == wanted:
@@ -240,7 +240,7 @@ def blocker_reasons(conn: sa.Connection, domain: str | None) -> dict[int, str]:
 
 
 def delete_blocked_gpus(conn: sa.Connection, domain: str) -> None:
-    """Delete the blockers of `domain`, whose chassis report another domain uuid now."""
+    """Delete the blockers of `domain`. Its chassis report another domain uuid now."""
     delete_rows(conn, blocked_gpu, domain=domain)
 
 
@@ -248,13 +248,13 @@ def delete_blocked_gpus(conn: sa.Connection, domain: str) -> None:
 
 
 def pause_reason(conn: sa.Connection, domain: str) -> str | None:
-    """Why `domain` is paused, or None if it is not."""
+    """The reason why `domain` is paused, or None if it is not."""
     row = find_row(conn, domain_pause, domain=domain)
     return None if row is None else row.reason
 
 
 def pause_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[None]:
-    """Begin no operation in `domain` from now on; a second pause keeps the first reason."""
+    """Begin no operation in `domain` from now on. A second pause keeps the first reason."""
     _check_domain_known(conn, domain)
     if pause_reason(conn, domain) is not None:
         return Changed(None, frozenset())

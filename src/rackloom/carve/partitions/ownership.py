@@ -1,18 +1,18 @@
 """Write-ahead record of fabric operations, and the partitions that the site owns by name.
 
-An operation is recorded as pending before the controller is asked, with who asked for it and why. The
-answer makes it done or refused. An answer that is lost makes it unknown at once; where the process was
+An operation is recorded as pending before the controller is called, with its author and reason. The
+answer makes it done or refused. An answer that is lost makes it unknown at once. If the process was
 killed before any answer, the operation becomes unknown once an observation begins after it.
-`gpus_maybe_joining` lists the GPUs that an open operation may still put into a partition; no GPU of these
+`gpus_maybe_joining` lists the GPUs that an open operation may still put into a partition. No GPU of these
 is reported as released. A controller may execute a request up to `LATE_SECONDS` after its caller gave up.
 
 The name of a new partition is recorded in the same transaction as its create operation. A partition
-that is found under a recorded name is therefore ours, even when the answer to the create was lost in a
+that is found under a recorded name is therefore the site's, even when the answer to the create was lost in a
 crash. A partition under any other name is foreign and is left alone.
 
 `update_owned_partitions` takes partition ids from the observation. A name is dropped only when the
 partition is known to be gone: it was deleted or its create was refused, no valid reading lists it, and
-no create of that name is unanswered. Controllers were seen to omit a partition whose GPUs are all
+no create of that name is unanswered. Controllers were seen to omit a partition while all of its GPUs are
 absent, so omission alone clears the id and keeps the name. After a day without any sight the name is
 dropped.
 
@@ -20,9 +20,9 @@ Trays with GPUs in foreign partitions: recorded with each observation, and left 
 
 A partition that the site did not make holds its GPUs until an operator adopts or releases it. An instance
 on such a tray would wait for as long, so placement uses none. A tray is foreign if a valid reading of its
-domain lists one of its GPUs in a partition whose name the records do not have (or in a location-based
+domain lists one of its GPUs in a partition with a name that the records do not have (or in a location-based
 partition, which is never the site's). It is the planner's own rule, `foreign_partitions`, that decides.
-So a restored backup needs no rule of its own: partitions that were made after the backup are not in its
+So a restored backup needs no special rule: partitions that were made after the backup are not in its
 records, and the first observation shows their trays as foreign.
 
 `update_foreign_trays` records the trays of one domain. It runs when an observation is applied and when
@@ -143,7 +143,7 @@ def begin_operation_record(
     observed_at: float,
     now: float,
 ) -> int:
-    """Record that `requested` is about to be sent to the controller; returns its id."""
+    """Record that `requested` is about to be sent to the controller. Return its id."""
     asked_by, reason = _asker_and_reason(conn, domain, requested)
     row = {
         "endpoint_id": endpoint_id,
@@ -193,7 +193,7 @@ def finish_operation_record(
     message: str | None,
     now: float,
 ) -> None:
-    """Record what the controller answered."""
+    """Record the controller's answer."""
     outcome = {"state": state, "code": code, "message": message, "finished": now}
     conn.execute(_UPDATE_OPERATION, {"of": operation_id, **outcome})
 
@@ -201,7 +201,7 @@ def finish_operation_record(
 def close_interrupted_operations(
     conn: sa.Connection, endpoint_id: str, observed_at: float, now: float
 ) -> None:
-    """Mark as unknown what was begun before an observation and never answered: its process died.
+    """Mark unanswered operations from before an observation as unknown: their process died.
 
     Passes over an endpoint run one after another, so no answer can still arrive.
     """
@@ -209,7 +209,7 @@ def close_interrupted_operations(
 
 
 def close_abandoned_operations(conn: sa.Connection, domain: str, observed_at: float, now: float) -> None:
-    """As `close_interrupted_operations`, for what began long ago through any endpoint of `domain`."""
+    """As `close_interrupted_operations`, for operations begun long ago through any endpoint of `domain`."""
     conn.execute(
         _CLOSE_ABANDONED, {"here": domain, "reading_at": observed_at - ABANDONED_SECONDS, "now": now}
     )
@@ -221,7 +221,7 @@ def confirm_operations(conn: sa.Connection, endpoint_id: str, observed_at: float
 
 
 def hand_over_operations(conn: sa.Connection, endpoint_id: str, successor: str) -> None:
-    """Let observations through another endpoint close what this one left unanswered."""
+    """Let observations through another endpoint close the unanswered operations of this one."""
     pending = {"endpoint_id": endpoint_id, "state": OperationState.PENDING}
     update_rows(conn, operation, pending, endpoint_id=successor)
 
@@ -246,7 +246,7 @@ def _operation_detail(requested: PartitionOperation) -> Any:
 
 
 def _asker_and_reason(conn: sa.Connection, domain: str, requested: PartitionOperation) -> tuple[str, str]:
-    """On whose behalf and why, as tenants and operators read it in the audit."""
+    """The author and the reason, as tenants and operators read them in the audit."""
     if isinstance(requested, CreatePartition):
         partition_id = requested.logical_partition
     else:
@@ -268,8 +268,8 @@ def _asker_and_reason(conn: sa.Connection, domain: str, requested: PartitionOper
 
 
 FORGET_NAME_SECONDS = 86400.0
-"""Seconds for which a name is kept that no reading lists: a create whose outcome was never learned, or a
-partition that a list omits and nobody deleted. No controller is known to list one again after that."""
+"""Seconds for which a name is kept that no reading lists: a create without a known outcome, or a
+partition that a list omits and that was not deleted. No controller is known to list one again after that."""
 
 
 # Built once: every pass runs these.
@@ -304,7 +304,7 @@ def claim_name(
 ) -> None:
     """Record the name of a partition that is about to be created, before the controller is called.
 
-    This is what makes a partition ours: whatever happens to the answer, a partition that is found under a
+    This makes a partition the site's: even if the answer is lost, a partition that is found under a
     recorded name was created here. Raises Refused if the name belongs to another logical partition.
     """
     name = {"domain": domain, "name": wanted.name}
@@ -354,8 +354,8 @@ def update_owned_partitions(conn: sa.Connection, readings: Sequence[DomainObserv
     """Take partition ids from the valid readings, and drop the names of partitions that are known to be gone.
 
     `readings` has at least one, the newest first. A partition that any of them lists exists. A partition
-    that none of them lists need not be gone, because controllers were seen to omit one whose GPUs are all
-    absent. It has no id until it is listed again, and its name stays ours.
+    that none of them lists need not be gone, because controllers were seen to omit one while all of its GPUs
+    are absent. It has no id until it is listed again, and its name stays the site's.
 
     Invariant: a name is dropped only when no partition of this name can appear later, or it would be taken
     for a foreign one and keep its GPUs for ever.
@@ -379,7 +379,7 @@ def update_owned_partitions(conn: sa.Connection, readings: Sequence[DomainObserv
 
 
 def omitted_partitions(conn: sa.Connection, domain: str) -> frozenset[str]:
-    """Names of partitions that were listed once, that nobody deleted, and that the newest reading omits."""
+    """Names of partitions that were listed once and not deleted, and that the newest reading omits."""
     return frozenset(conn.execute(_OMITTED, {"here": domain}).scalars())
 
 
@@ -454,7 +454,7 @@ class ForeignTray(msgspec.Struct, frozen=True, order=True):
     machine_id: str
     partition_id: int
     name: str
-    """Of the partition. It may show whose it is: for operators only."""
+    """The name of the partition. It may reveal the owner: for operators only."""
 
 
 # Built once: every new instance, and every pass that applies an observation, runs these.
@@ -507,7 +507,7 @@ def update_foreign_trays(conn: sa.Connection, domain: str, readings: Sequence[Do
 
 
 def foreign_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, list[ForeignTray]]:
-    """Foreign trays with the partitions that hold their GPUs, by number; of all machines where None."""
+    """Foreign trays with the partitions that hold their GPUs, by number. None stands for all machines."""
     wanted = _ALL if machine_ids is None else _ALL.where(foreign_tray.c.machine_id.in_(machine_ids))
     found: dict[str, list[ForeignTray]] = {}
     for machine_id, partition_id, name in conn.execute(wanted):
@@ -516,11 +516,11 @@ def foreign_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> d
 
 
 def foreign_trays_in_domain(conn: sa.Connection, domain: str) -> list[ForeignTray]:
-    """The foreign trays of `domain`, by machine; one in several partitions is listed with each."""
+    """The foreign trays of `domain`, by machine. One in several partitions is listed with each."""
     return [ForeignTray(*row) for row in conn.execute(_RECORDED_IN_DOMAIN, {"domain": domain})]
 
 
 def foreign_partition_text(numbers: Collection[int]) -> str:
-    """Why a tray is not free. By number, because tenants read it, and a name would show whose it is."""
+    """The reason why a tray is not free. By number: tenants read it, and a name would reveal the owner."""
     listed = " and ".join(map(str, sorted(numbers)))
     return f"in partition {listed}, which the site did not make"

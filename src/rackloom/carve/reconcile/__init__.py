@@ -1,5 +1,5 @@
-"""The reconciler: makes the fabric what the records want, and records what it observed.
+"""The reconciler: makes the fabric match the records, and records its observations.
 
-`loop` wakes one worker per domain; `domain_pass` is one pass (observe, plan, check, execute, observe);
-`records` are the transactions of a pass; `leases` decide which replica may act on a domain.
+`loop` wakes one worker per domain. `domain_pass` is one pass (observe, plan, check, execute, observe).
+`records` are the transactions of a pass. `leases` decide which replica may act on a domain.
 """

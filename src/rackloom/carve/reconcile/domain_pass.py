@@ -1,6 +1,6 @@
 """One pass over one NVLink domain: observe, plan, check, execute, observe again.
 
-A pass takes no input. It reads the fabric and the records afresh, acts, and records what it saw. The
+A pass takes no input. It reads the fabric and the records afresh, acts, and records its observation. The
 process can be killed between any two lines and the pass run again: an operation is recorded before the
 controller is called, and the state of a partition is taken only from an observation.
 
@@ -11,18 +11,17 @@ Each round of `DomainPass.run`:
    the domain unknown and ends the pass. Any exception of the driver or the record makes it unreadable.
 2. Stop in read-only mode, or when this controller is a standby, which lists no GPUs while another does.
 3. Plan from intent and observation. Equal inputs give the plan of the last round.
-4. Record what blocks the plan, unless removals come first; what blocks additions is known only after
-   them.
+4. Record the blockers of the plan, unless removals come first: the blockers of additions are known only
+   after them.
 5. Execute the operations in order. Each is recorded under the lease, then requested, then its answer is
-   recorded. A refusal does not stop the others; an operation without a valid answer does, because its
+   recorded. A refusal does not stop the others. An operation without a valid answer does, because its
    outcome is unknown until the next round observes again.
 
-An unknown outcome says something about the GPUs of the operation, and nothing about others: the readings
-of the controller still hold, and only these GPUs are blocked until a reading shows that the operation was
-carried out. A pass has at most `MAX_ROUNDS` rounds. A refused operation, and one whose outcome stays
-unknown, is left to the next pass. `DomainTurns`
-serializes the work of endpoints that report one domain: a plan made from an observation is void once
-another endpoint acted there. After a change the other controllers of the domain are read as well.
+An unknown outcome concerns the GPUs of the operation, and no others: the readings of the controller still
+hold, and only these GPUs are blocked until a reading shows that the operation was carried out. A pass has
+at most `MAX_ROUNDS` rounds. A refused operation, and one whose outcome stays unknown, is left to the next
+pass. `DomainTurns` serializes the work of endpoints that report one domain: a plan made from an observation
+is void once another endpoint acted there. After a change the domain's other controllers are read, too.
 
 `LeaseGuard` cancels the task that works under a lease when its deadline passes. A replica that is cut off
 from the database therefore stops before another one begins. The deadline is on a clock that counts while
@@ -73,11 +72,11 @@ from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused, Retry, Unknown
 from rackloom.runtime.traces import NO_TRACES, SpanSide, Traces
 
-# What a service adds: metrics, traces, recording, read-only mode.
+# Optional parts of a service: metrics, traces, recording, read-only mode.
 
 
 class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one operation; `state` is done, refused or unknown (no answer came)."""
+    """The outcome of one operation. `state` is done, refused or unknown (no answer came)."""
 
     kind: str
     partition_name: str
@@ -89,7 +88,7 @@ class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReconcileMetrics:
-    """What is counted about the passes, with times in seconds. This base class counts nothing."""
+    """Counters of the passes, with times in seconds. This base class counts nothing."""
 
     def passed(self, endpoint_id: str, seconds: float) -> None:
         """A pass over an endpoint ended."""
@@ -116,11 +115,11 @@ class ReconcileMetrics:
 
 
 RecordObservation = Callable[[sa.Connection, str, DomainObservation, float], ControllerConflict | None]
-"""Takes the endpoint's id, the observation and the time; returns the conflict of the domain."""
+"""Takes the endpoint's id, the observation and the time. Returns the conflict of the domain."""
 
 
 class ReconcileHooks(msgspec.Struct, frozen=True, kw_only=True):
-    """What a service adds to the passes. The defaults are those of a reconciler by itself."""
+    """Optional parts of the passes. The defaults are those of a reconciler without a service."""
 
     record: RecordObservation = records.record_observation
     """Records an observation, in one transaction."""
@@ -149,7 +148,7 @@ class LeaseGuard:
     """
 
     def __init__(self, lease: Lease, deadline: float, elapsed: Callable[[], float] = loop_seconds) -> None:
-        """`deadline` is in seconds of the clock `elapsed`; infinite for a lease without end."""
+        """`deadline` is in seconds of the clock `elapsed`, and infinite for a lease without end."""
         self.lease = lease
         self._deadline = deadline
         self._elapsed = elapsed
@@ -196,17 +195,17 @@ class DomainTurns:
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._actions = 0
-        """Counts what was done in all domains."""
+        """Counts the actions in all domains."""
         self._last_action: dict[str, int] = {}
         """The number of the last action in each domain."""
 
     def before_observing(self) -> int:
-        """How much was done so far; taken before an observation, and passed to `act` after it."""
+        """The number of actions so far. Take it before an observation, and pass it to `act` afterwards."""
         return self._actions
 
     @asynccontextmanager
     async def act(self, domain: str, before: int) -> AsyncIterator[bool]:
-        """Wait for the domain; yields whether nobody has acted in it since `before`."""
+        """Wait for the domain. Yields True if no other endpoint has acted in it since `before`."""
         async with self._locks[domain]:
             try:
                 yield self._last_action.get(domain, 0) <= before
@@ -222,7 +221,7 @@ log = structlog.get_logger(__name__)
 
 MAX_ROUNDS = 8
 """Removing the default partition, removals, additions and the confirming observation are four rounds. The
-rest is for intent that changes meanwhile. More would hide a plan that never converges."""
+rest is for intent that changes during the pass. More would hide a plan that never converges."""
 
 LEASE_ENDED_REASON = "the lease ran out before the controller was asked"
 
@@ -259,13 +258,13 @@ class DomainPass:
         self.domain = self.endpoint.domain
         self._met_intent: tuple[str, int] | None = None
         """Domain and intent revision that an observation met last. A plan with operations for the same
-        revision means drift: somebody else changed the fabric."""
+        revision means drift: another program changed the fabric."""
         self._recorded_blockers: tuple[str, tuple[BlockedGpus, ...]] | None = None
         """Domain and blockers that this process recorded last."""
         self._failed_before: Collection[PartitionOperation] = ()
         """Operations that the controller refused or did not answer in the last pass."""
         self._announced_conflict: str | None = None
-        """Domain whose conflict this process has woken the other endpoints for."""
+        """Domain of the conflict for which this process has woken the other endpoints."""
         self._announced_changes: tuple[PartitionOperation, ...] = ()
         """Operations that the other endpoints were woken for, until a plan has none."""
         self._logged_failure = ""
@@ -274,7 +273,7 @@ class DomainPass:
         """Equal inputs give equal plans, so a domain at rest is planned once."""
 
     async def run(self) -> bool:
-        """Work until nothing is left to do; False when the controller did not answer, or refused."""
+        """Work until nothing is left to do. Return False if the controller did not answer, or refused."""
         began = self.clock()
         failed: dict[PartitionOperation, str | None] = {}
         try:
@@ -309,10 +308,10 @@ class DomainPass:
             self.metrics.passed(self.endpoint.id, self.clock() - began)
 
     async def apply(self, plan: PartitionPlan) -> tuple[OperationOutcome, ...]:
-        """Observe, and execute `plan` if it still holds; each operation once, until one is not answered.
+        """Observe, and execute `plan` if it still holds, each operation once, until one is not answered.
 
         Raises Refused when it no longer holds or when controllers contradict one another. Raises
-        StandbyController and FabricUnavailable only where nothing was requested: then another endpoint must
+        StandbyController and FabricUnavailable only if nothing was requested: then another endpoint must
         do it, or this one cannot be read.
         """
         before = self.turns.before_observing()
@@ -324,7 +323,7 @@ class DomainPass:
             if not is_current:
                 raise Refused("the domain was worked on meanwhile", nearest_fix="plan again")
             outcomes = await self._execute(plan)
-        # The answers are due whatever the last reading shows: the operator's operations were requested.
+        # Return the answers even if the last reading fails: the operator's operations were requested.
         with suppress(ConflictingControllers, FabricUnavailable):
             await self._observe_or_record_loss()
         return outcomes
@@ -333,8 +332,8 @@ class DomainPass:
         """One observation, and the operations that follow from it.
 
         Returns whether the pass ends with nothing left to do, None when it goes on. Operations that the
-        controller refuses or does not answer are added to `failed`, and left to the next pass. One whose
-        outcome was unknown is taken out when the observation shows that it was carried out.
+        controller refuses or does not answer are added to `failed`, and left to the next pass. An operation
+        with an unknown outcome is taken out when the observation shows that it was carried out.
         """
         before = self.turns.before_observing()
         observation = await self._observe_or_record_loss()
@@ -433,10 +432,10 @@ class DomainPass:
     async def _record_blockers(self, plan: PartitionPlan) -> None:
         blockers = (plan.observation.domain, plan.blocked)
         # Removals come before additions, in separate rounds: a GPU must be seen outside its old partition
-        # before it joins another. What blocks the additions is known only when no removal is left.
+        # before it joins another. The blockers of the additions are known only when no removal is left.
         removes = any(isinstance(operation, RemoveGpus | DeletePartition) for operation in plan.operations)
-        # What failed in the last pass and is asked again now is blocked until its new answer: to clear the
-        # blocker before would tell a tenant two reasons in turn, pass after pass.
+        # An operation that failed in the last pass and is requested again stays blocked until its new answer.
+        # Otherwise a tenant would see two reasons in turn, pass after pass.
         again = any(operation in self._failed_before for operation in plan.operations)
         if removes or again or blockers == self._recorded_blockers:
             return
@@ -479,7 +478,7 @@ class DomainPass:
     async def _execute_operation(
         self, operation: PartitionOperation, plan: PartitionPlan
     ) -> OperationOutcome:
-        # 1. Record, fenced by the lease. From here on the record says that it may have been requested.
+        # 1. Record, fenced by the lease. From here on the record shows that it may have been requested.
         operation_id = await self.store.run(
             records.begin_operation, self.guard.lease, operation, plan.observation.observed_at, self.clock()
         )
@@ -489,7 +488,7 @@ class DomainPass:
             await self._finish(operation_id, "refused", None, LEASE_ENDED_REASON)
             raise LeaseLost(LEASE_ENDED_REASON)
         # 3. Request. 4. Record the answer. A crash between them leaves the operation pending, and the next
-        # observation decides what became of it.
+        # observation decides its outcome.
         began = self.clock()
         state, code, message = await self._request(operation)
         await self._finish(operation_id, state, code, message)
@@ -514,7 +513,7 @@ class DomainPass:
                 span.fail(refusal.code)
                 return "refused", refusal.code, str(refusal)
             except Exception as error:
-                # Whatever the driver did not foresee: the request may have been sent.
+                # An error that the driver did not foresee: the request may have been sent.
                 span.fail("unknown")
                 lost = error if isinstance(error, FabricUnavailable) else DriverFailed(error)
                 self._log_unforeseen(lost)

@@ -2,8 +2,8 @@
 
 A lease has an epoch that grows each time the lease is taken (a fencing token). The transaction that
 begins an operation checks holder and epoch (`records.require_lease`), so a replica that was paused, cut off
-or declared dead is refused there, whatever its clock says. Clocks only decide how soon a lease is taken
-over. Replicas whose clocks differ by more than a lease take domains from each other too early; that
+or declared dead is refused there, even if its clock is wrong. Clocks only decide how soon a lease is taken
+over. Replicas whose clocks differ by more than a lease take domains from each other too early. That
 costs time and nothing else. When two endpoints with different holders report the same domain, the one
 with the smallest id continues.
 
@@ -107,9 +107,9 @@ def take_share(conn: sa.Connection, holder: str, now: float, until: float) -> tu
 
 
 def share_of_sole_replica(conn: sa.Connection, holder: str, now: float) -> tuple[HeldEndpoint, ...] | None:
-    """The result of `take_share` where it would change nothing, because only `holder` can exist.
+    """The result of `take_share` if it would change nothing, because only `holder` can exist.
 
-    None where an endpoint has no lease yet. Only reads: a process alone need not write to show that it lives.
+    None while an endpoint has no lease yet. Only reads: a process alone need not write to show that it lives.
     """
     held = leases_held_by(conn, holder, now)
     found = endpoints.all_endpoints(conn)
@@ -126,7 +126,7 @@ def leave_replicas(conn: sa.Connection, holder: str) -> None:
 
 
 def start_as_sole_replica(conn: sa.Connection) -> None:
-    """End every lease and delete every replica; the caller knows by other means that no other is left."""
+    """End every lease and delete every replica. The caller must know that no other replica runs."""
     conn.execute(sa.update(lease_table).values(until=0.0, epoch=lease_table.c.epoch + 1))
     conn.execute(sa.delete(replica))
 
@@ -164,4 +164,4 @@ LEASE_SECONDS = 5.0
 RENEW_SECONDS = 1.5
 """Endpoints that are new or gone are noticed at the same time."""
 ANSWER_SECONDS = 1.5
-"""How long the database may take to renew: two attempts fit into a lease even if the first is lost."""
+"""The database's time limit for a renewal: two attempts fit into a lease even if the first is lost."""

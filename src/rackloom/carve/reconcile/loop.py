@@ -2,7 +2,7 @@
 
 `Reconciler.run` renews the share of endpoints every `RENEW_SECONDS`. `EndpointWorkers` starts a loop
 for each new endpoint and ends the loops of those that left the share. The lease of an endpoint is
-released only when its loop has ended. Without a shared database there is one replica, whose leases
+released only when its loop has ended. Without a shared database there is one replica, and its leases
 never end.
 
 `EndpointLoop` runs passes over one endpoint. A change of intent, a notification of the fabric, the loss
@@ -17,7 +17,7 @@ operator's plan through the first endpoint of its domain that leads.
 
 `ConcurrencySlots` bounds how many domains are worked on at once. A domain for which a caller waits goes
 before those that are only due, but one of `MAX_AWAITED_IN_A_ROW + 1` slots goes to the latter. Organisations
-that wait take turns, as `FairQueue` has it: none waits for all domains of another. A pass that takes longer
+that wait take turns, as in `FairQueue`: none waits for all domains of another. A pass that takes longer
 than `MAX_SLOT_SECONDS` gives its slot up and continues without one, so that a slow controller delays no
 other domain.
 """
@@ -58,29 +58,29 @@ from rackloom.runtime.traces import MAX_CAUSES, NO_TRACES, SpanSide, Traces
 
 
 MAX_SLOT_SECONDS = 1.0
-"""How long a pass keeps its slot: many times what a pass takes whose controller answers."""
+"""The longest time that a pass keeps its slot: many times a pass with a responsive controller."""
 
 
 MAX_AWAITED_IN_A_ROW = 4
-"""How many domains that callers wait for go before one that is only due: those are never starved."""
+"""The number of awaited domains that go before one that is only due: those are never starved."""
 
 
 class ConcurrencySlots:
-    """`count` slots; each domain that waits is known by a key, and waits for one slot at a time."""
+    """`count` slots. Each domain that waits is known by a key, and waits for one slot at a time."""
 
     def __init__(self, count: int) -> None:
         self._free = count
         self._turns: dict[Hashable, asyncio.Future[None]] = {}
         self._awaited: FairQueue[asyncio.Future[None]] = FairQueue()
-        """By organisation; a turn that several wait for is there once for each."""
+        """By organisation. A turn that several wait for is there once for each."""
         self._due: OrderedDict[Hashable, asyncio.Future[None]] = OrderedDict()
         self._awaited_in_a_row = 0
 
     @asynccontextmanager
     async def acquire(self, key: Hashable, *, orgs: Collection[str] = ()) -> AsyncIterator[None]:
-        """Wait for a slot; release it at the end, or after `MAX_SLOT_SECONDS`, whichever is first.
+        """Wait for a slot. It is released at the end, or after `MAX_SLOT_SECONDS` if that is earlier.
 
-        `orgs` are the organisations that wait for `key`; without any it is only due.
+        `orgs` are the organisations that wait for `key`. Without any it is only due.
         """
         await self._wait(key, orgs)
         # The timer and the end of the pass share this list, so that the slot is released exactly once.
@@ -150,7 +150,7 @@ class ConcurrencySlots:
 log = structlog.get_logger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
-"""Seconds; the pause after the first failed pass. It doubles with each further one, up to the interval."""
+"""The pause after the first failed pass. It doubles with each further one, up to the interval."""
 
 
 @dataclass(eq=False)
@@ -167,12 +167,12 @@ class EndpointLoop:
         self.woken = asyncio.Event()
         self.first_pass = asyncio.Event()
         self._awaited_by: set[str] = set()
-        """The organisations that wait for the next pass; empty is the name of the site itself."""
+        """The organisations that wait for the next pass. Empty is the name of the site itself."""
         self._causes: dict[str, None] = {}
         """The places of the traced requests that no pass has carried out yet, oldest first."""
 
     def wake(self, org: str = "", cause: str | None = None) -> None:
-        """Start a pass for `org` now, before domains that are only due; `cause` is the place of its trace."""
+        """Start a pass for `org` now, before domains that are only due. `cause` is the place of its trace."""
         self.woken.set()
         if cause is not None and len(self._causes) < MAX_CAUSES:
             self._causes[cause] = None
@@ -188,7 +188,7 @@ class EndpointLoop:
                 tasks.create_task(self._listen())
                 await self._work()
         except* Exception:
-            # `follow` sees that the loop ended and starts it again; no other domain is affected.
+            # `follow` sees that the loop ended and starts it again. No other domain is affected.
             log.exception("domain.loop-failed", endpoint=self.work.endpoint.id)
         finally:
             self.first_pass.set()
@@ -287,7 +287,7 @@ class EndpointWorkers:
     async def follow(
         self, tasks: asyncio.TaskGroup, share: Mapping[str, HeldEndpoint], deadline: float
     ) -> Collection[str]:
-        """Run the loops of `share` until `deadline`, and no others; returns the endpoints that left it."""
+        """Run the loops of `share` until `deadline`, and no others. Return the endpoints that left it."""
         ended = set()
         for key, worker in self._workers.items():
             # A loop goes on only under the same lease and URL. After a new lease, another replica may have
@@ -334,13 +334,13 @@ class EndpointWorkers:
 
 
 LEASE_FLOW = "\0leases"
-"""Among the organisations whose writes take turns: no organisation can have this name."""
+"""Takes its turn among the organisations that write: no organisation can have this name."""
 SOLE_REPLICA = "alone"
-"""The holder name of a reconciler whose database no other process can use."""
+"""The holder name of a reconciler with a database that no other process can use."""
 
 
 class Reconciler:
-    """All domains of the site. `driver_for` opens a driver for an endpoint; `interval` is in seconds.
+    """All domains of the site. `driver_for` opens a driver for an endpoint. `interval` is in seconds.
 
     `holder` names this process among the replicas, and must be unique for all time.
     """
@@ -356,7 +356,7 @@ class Reconciler:
         slots: ConcurrencySlots | None = None,
         elapsed: Callable[[], float] = loop_seconds,
     ) -> None:
-        """`slots` bounds how many domains are worked on at once; None: no bound. `elapsed` times leases."""
+        """`slots` bounds the domains that are worked on at once (None: no bound). `elapsed` times leases."""
         if store.is_shared and holder == SOLE_REPLICA:
             raise ValueError("each replica on a shared database needs a unique name")
         self.store = store
@@ -372,7 +372,7 @@ class Reconciler:
         self._elapsed = elapsed
         self._workers = EndpointWorkers(self._loop_for, elapsed)
         self._endpoints_changed = asyncio.Event()
-        # A flow of its own among the writes that wait: a renewal waits for one write of each other flow.
+        # A separate flow among the writes that wait: a renewal waits for one write of each other flow.
         self._lease_store = store.on_behalf_of(LEASE_FLOW)
 
     @property
@@ -381,12 +381,12 @@ class Reconciler:
         return self._workers.loops
 
     def wake(self, domains: frozenset[str], org: str = "") -> None:
-        """Start a pass over these domains now, and over endpoints whose domain is not known yet.
+        """Start a pass over these domains now, and over endpoints without a known domain.
 
         `org` is the organisation that waits for it, or empty for the site itself.
         """
         if not domains:
-            # What changed has no domain yet: it may be an endpoint.
+            # The changed object has no domain yet: it may be an endpoint.
             self.endpoints_changed()
         cause = self.hooks.traces.current()
         for loop in self.loops:
@@ -394,7 +394,7 @@ class Reconciler:
                 loop.wake(org, cause)
 
     def endpoints_changed(self) -> None:
-        """Read the list of endpoints now; otherwise a change is noticed within `RENEW_SECONDS`."""
+        """Read the list of endpoints now. Otherwise a change is noticed within `RENEW_SECONDS`."""
         self._endpoints_changed.set()
 
     async def apply(self, plan: PartitionPlan) -> tuple[OperationOutcome, ...]:
@@ -413,7 +413,7 @@ class Reconciler:
                 except StandbyController as standby:
                     error = standby
                 except FabricUnavailable as unreadable:
-                    # An answer from a standby says more than no answer.
+                    # An answer from a standby is more specific than no answer.
                     error = error if isinstance(error, StandbyController) else unreadable
         raise error
 
@@ -447,7 +447,7 @@ class Reconciler:
                     log.exception("leases.not-released", holder=self.holder)
 
     async def _follow_changes(self) -> None:
-        """Wake the domains that other processes changed; all of them when changes may have been missed."""
+        """Wake the domains that other processes changed, or all of them if changes may have been missed."""
         async for change in self.store.changes():
             # None stands for lost notifications: any domain may have changed.
             domain, _, cause = (change or "").partition(" ")

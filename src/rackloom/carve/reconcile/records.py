@@ -4,15 +4,15 @@ Each function is one transaction when it runs through the store. Nothing here ca
 
 `record_observation` handles one complete reading, in this order:
 
-1. Drop a reading that is older than the recorded one, or whose endpoint no longer speaks for a chassis.
+1. Drop a reading if it is older than the recorded one, or if its endpoint no longer represents a chassis.
 2. Empty-observation guard: a reading without GPUs, of a domain where GPUs are recorded, loses the
-   endpoint, unless another endpoint lists the GPUs of the domain; then this one is a standby.
+   endpoint, unless another endpoint lists the GPUs of the domain. Then this one is a standby.
 3. No-op detection: a reading that repeats the previous one, while no work is pending in the domain,
    only updates the time of the observation. Any doubt leads to the full update, which also runs at
    least every `FULL_UPDATE_SECONDS`.
 4. Save the reading, close interrupted operations and confirm answered ones.
-5. Apply it to inventory, ownership and statuses. Where several controllers report the domain, or
-   another domain has machines at the same places, apply it only if they agree; else return the
+5. Apply it to inventory, ownership and statuses. If several controllers report the domain, or
+   another domain has machines at the same places, apply it only if they agree. Otherwise return the
    conflict.
 
 `begin_operation` checks in one transaction that the lease is valid (`require_lease`), that the domain has
@@ -82,9 +82,9 @@ _instances_here = _instances_here.where(machine.c.domain == _domain)
 _gpus_here = sa.select(machine_gpu.c.guid).join(machine, machine.c.id == machine_gpu.c.machine_id)
 _drains_here = sa.select(drain.c.id).join(machine, machine.c.id == drain.c.machine_id)
 
-# Whatever a repeated reading could change: an unconfirmed operation, a partition without an id, a deletion
-# in progress, a site, machine or instance changed since the last full update, a status that is not Ready,
-# a drain, a GPU that the controller did not identify, a machine of these chassis in another domain.
+# Anything that a repeated reading could change: an unconfirmed operation, a partition without an id, a
+# deletion in progress, a site, machine or instance changed since the last full update, a status that is not
+# Ready, a drain, a GPU that the controller did not identify, a machine of these chassis in another domain.
 _work_pending = sa.or_(
     sa.exists().where(operation.c.endpoint_id == _endpoint, operation.c.observed_after.is_(None)),
     sa.exists().where(owned_partition.c.domain == _domain, owned_partition.c.partition_id.is_(None)),
@@ -152,7 +152,7 @@ _SHADOWING = (
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right to reconcile one endpoint; void once another epoch is recorded."""
+    """The right to reconcile one endpoint. It is void once another epoch is recorded."""
 
     endpoint_id: str
     holder: str
@@ -167,8 +167,8 @@ def require_lease(conn: sa.Connection, lease: Lease, now: float) -> None:
     """Raise LeaseLost unless `lease` is the newest one of its endpoint and of its domain.
 
     Only holder and epoch count, not the time: a replica that was stopped and resumed may hold a lease that
-    ran out and was taken, and its own clock cannot tell it. `now` matters for endpoints of one domain that
-    different replicas acquired before the domain was known: of their running leases, the one with the
+    ran out and was taken, and its own clock does not show this. `now` matters for endpoints of one domain
+    that different replicas acquired before the domain was known: of their running leases, the one with the
     smallest endpoint id is valid.
     """
     # The epoch counts beside the holder: this replica may have lost the lease and taken it again, while the
@@ -246,7 +246,7 @@ class EndpointState(msgspec.Struct, frozen=True):
     domain: str | None
     """Domain uuid that it last answered with."""
     observed_at: float | None
-    """When its newest reading was taken."""
+    """The time of its newest reading."""
     is_shared: bool
     """Whether other endpoints report one of its domains too, or one of these has a conflict."""
 
@@ -272,7 +272,7 @@ def record_observation(
     now: float,
     valid_seconds: float = DEFAULT_VALID_SECONDS,
 ) -> ControllerConflict | None:
-    """Record a complete reading, and update inventory, ownership and statuses where it is valid.
+    """Record a complete reading, and update inventory, ownership and statuses if it is valid.
 
     Returns the conflict of the domain, during which no operation may begin. A reading is outdated at the age
     `valid_seconds`.
@@ -294,13 +294,13 @@ def record_observation(
         latest.mark_unreadable(conn, endpoint_id, empty_reason, now, now - valid_seconds)
         _withdraw_readings(conn, {state.domain, observation.domain}, now)
         return None
-    # Where several controllers report the domain, another one may have changed the outcome meanwhile.
+    # If several controllers report the domain, another one may have changed the outcome since then.
     if not state.is_shared and is_unchanged_observation(conn, endpoint_id, observation, now):
         latest.confirm_reading(conn, endpoint_id, observation.observed_at)
         return None
     latest.save_reading(conn, endpoint_id, observation)
     set_endpoint_domain(conn, endpoint_id, observation.domain, now)
-    # What was requested before this reading began shows in it, or did not happen.
+    # An operation requested before this reading began shows in it, or did not happen.
     ownership.close_interrupted_operations(conn, endpoint_id, observation.observed_at, now)
     ownership.confirm_operations(conn, endpoint_id, observation.observed_at)
     if state.is_shared:
@@ -325,10 +325,10 @@ def record_unreadable(
     began: float | None = None,
     valid_seconds: float = DEFAULT_VALID_SECONDS,
 ) -> None:
-    """Record that the endpoint could not be read; statuses that rested on its readings become unknown.
+    """Record that the endpoint could not be read. Statuses that rested on its readings become unknown.
 
-    `began` is when the attempt began. A failure that is older than a reading, of a replica that was stopped
-    meanwhile, makes nothing unknown. A reading is outdated at the age `valid_seconds`.
+    `began` is when the attempt began. A failure that is older than a reading, because its replica was stopped
+    in between, makes nothing unknown. A reading is outdated at the age `valid_seconds`.
     """
     # Another replica may have read the endpoint since this attempt began.
     read_at = latest.read_at(conn, endpoint_id)
@@ -375,13 +375,13 @@ def conflict_of_endpoint(
 def begin_operation(
     conn: sa.Connection, lease: Lease, operation: PartitionOperation, observed_at: float, now: float
 ) -> str:
-    """Record an operation before the controller is called; returns the id that `finish_operation` takes.
+    """Record an operation before the controller is called. Return the id that `finish_operation` takes.
 
     Raises LeaseLost, ConflictingControllers, or Refused: the endpoint never answered, the partition name is
-    taken, or a GPU is no longer wanted where the operation would put it. Then the plan is out of date.
+    taken, or a GPU is no longer wanted in the target of the operation. Then the plan is out of date.
     """
     # Fencing. The lease is checked in the transaction that records the operation, so a replica that lost
-    # it can record nothing, and what is not recorded is never requested.
+    # it can record nothing, and an unrecorded operation is never requested.
     require_lease(conn, lease, now)
     domain, conflict = conflict_of_endpoint(conn, lease.endpoint_id)
     if domain is None:
@@ -391,8 +391,8 @@ def begin_operation(
     pause_reason = intent.pause_reason(conn, domain)
     if pause_reason is not None:
         raise Refused(f"domain {domain} is paused: {pause_reason}", nearest_fix="resume the domain")
-    # Write-ahead. If the process dies after this commit, the record says what may have been requested, and
-    # the claimed name says that the partition is ours, whether or not the answer ever arrived.
+    # Write-ahead. If the process dies after this commit, the record shows the possible request, and
+    # the claimed name shows that the partition belongs to the site, even if the answer never arrives.
     operation_id = ownership.begin_operation_record(
         conn, lease.endpoint_id, domain, operation, observed_at, now
     )

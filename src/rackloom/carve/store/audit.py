@@ -1,18 +1,18 @@
-"""The audit log: who requested what, from where, and with which result. Appended to, read, and pruned by age.
+"""The audit log: caller, origin and result of each request. Entries are appended, read, and pruned by age.
 
-An entry belongs to a request that changed something (`audit_trail`), or that was refused; `requests`
-says for how many alike it stands. It holds identifiers and names: no body, no token, no secret. Of a
-body it has the names of the fields. Every text is cut to a limit. Nothing here changes an entry, and
-only `remove_oldest` deletes any. `tenant_org` is the tenant that may read the entry, and `by_operator`
-says that an operator or provider caused it.
+An entry belongs to a request that changed something (`audit_trail`), or that was refused. `requests`
+is the number of like requests that it stands for. An entry holds identifiers and names: no body, no token, no
+secret. Of a body it has the names of the fields. Every text is cut to a limit. Nothing here changes an entry,
+and only `remove_oldest` deletes any. `tenant_org` is the tenant that may read the entry, and `by_operator`
+means that an operator or provider caused it.
 
 Ids are in the order of the commits, because one transaction writes at a time. `page_of_entries` looks at
 `WINDOW` entries at most, along one index (of the object, else of the tenant, else of the subject, else
-of the log), and says where it stopped. So the cost of a page does not depend on the length of the log.
-Times become ids by the index of times, give or take `CLOCK_SKEW`; the exact times are compared
-afterwards.
+of the log), and reports the id at which it stopped. So the cost of a page does not depend on the length
+of the log. Times become ids by the index of times, give or take `CLOCK_SKEW`. The exact times are
+compared afterwards.
 
-Retention removes the oldest entries in small batches. `audit_removal` says how many, and up to which one.
+Retention removes the oldest entries in small batches. `audit_removal` holds their number and the last id.
 """
 
 from collections.abc import Sequence
@@ -34,19 +34,19 @@ FIELD_LIMIT = 64
 MAX_SILENCE = 30 * 24 * 3600.0
 """Seconds. A clock that is later than the newest entry by more than that is taken to be wrong."""
 SITE = "site"
-"""The channel of what the service itself enters."""
+"""The channel of entries that the service itself writes."""
 REST = "rest"
 ADMIN = "admin"
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry. Empty texts stand for what does not apply."""
+    """An entry. A field that does not apply is empty."""
 
     created: float = 0.0
-    """When the entry was written: ids and these times have the same order."""
+    """The time of writing: ids and these times have the same order."""
     first: float | None = None
     last: float | None = None
-    """When the first and the last of the refused requests came that the entry stands for."""
+    """The times of the first and the last refused request that the entry stands for."""
     requests: int = 1
     channel: str
     subject: str = ""
@@ -67,13 +67,13 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     tenant_org: str | None = None
     """The tenant that may read the entry."""
     status: int = 200
-    """The HTTP status; for gRPC the one that REST would have given."""
+    """The HTTP status. For gRPC, the status that REST would have given."""
     code: str = ""
     """The gRPC status."""
     message: str = ""
-    """Why it was refused."""
+    """The reason of the refusal."""
     reason: str = ""
-    """Why an operator did it, in the operator's words."""
+    """The operator's reason, in the operator's words."""
     fields: tuple[str, ...] = ()
     """Names of the fields of the request."""
     duration_ms: int | None = None
@@ -119,7 +119,7 @@ CLOCK_SKEW = 60.0
 
 
 class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which entries are wanted. None lets every entry pass."""
+    """The wanted entries. None lets every entry pass."""
 
     tenant_org: str | None = None
     """Only those that this tenant may read."""
@@ -140,7 +140,7 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryPage(msgspec.Struct, frozen=True):
-    """Entries, how many there are in what was looked at, and the last id of that (None: it was all)."""
+    """Entries, how many of those searched match, and the last id searched (None if all were searched)."""
 
     entries: Sequence[sa.Row[Any]]
     total: int
@@ -210,7 +210,7 @@ def _conditions(entry: Any, wanted: EntryFilter) -> list[sa.ColumnElement[bool]]
         entry[name] == getattr(wanted, name) for name in equal if getattr(wanted, name) is not None
     ]
     if wanted.tenant_org is not None and (wanted.subject, wanted.method) != (None, None):
-        # A tenant does not find out by filters what it is not shown of operators.
+        # A filter must not reveal to a tenant the fields of operators' entries that it is not shown.
         found.append(entry.by_operator.is_(False))
     if wanted.since is not None:
         found.append(entry.created >= wanted.since)
@@ -224,7 +224,7 @@ def _conditions(entry: Any, wanted: EntryFilter) -> list[sa.ColumnElement[bool]]
 def entry_with_id(
     conn: sa.Connection, entry_id: int, tenant_org: str | None, org: str | None
 ) -> sa.Row[Any] | None:
-    """One entry, if it is one that this tenant may read and that this organisation caused; None: any."""
+    """One entry that this tenant may read and that this organisation caused. None stands for any."""
     query = sa.select(audit_entry).where(audit_entry.c.id == entry_id)
     for column, wanted in ((audit_entry.c.tenant_org, tenant_org), (audit_entry.c.org, org)):
         if wanted is not None:
@@ -235,7 +235,7 @@ def entry_with_id(
 def entries_after(
     conn: sa.Connection, after: int, since: float | None, until: float | None, limit: int
 ) -> Sequence[sa.Row[Any]]:
-    """At most `limit` entries after the id `after`, oldest first; of a time span, give or take the skew."""
+    """At most `limit` entries after the id `after`, oldest first, in a time span, give or take the skew."""
     rows = sa.select(audit_entry).where(audit_entry.c.id > after, *_of_time_span(conn, since, until))
     return conn.execute(rows.order_by(audit_entry.c.id).limit(limit)).all()
 
@@ -244,18 +244,18 @@ def entries_after(
 
 
 class KeptEntries(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the log begins: its oldest entry, and what retention removed before it."""
+    """The start of the log: its oldest entry, and the entries that retention removed before it."""
 
     oldest: int | None
     oldest_created: float | None
     removed: int
     removed_up_to: int | None
     removed_until: float | None
-    """When the newest of the removed entries was written."""
+    """The time of writing of the newest removed entry."""
 
 
 def kept_entries(conn: sa.Connection) -> KeptEntries:
-    """Where the log begins."""
+    """The start of the log."""
     first = sa.select(audit_entry.c.id, audit_entry.c.created).order_by(audit_entry.c.id).limit(1)
     oldest, gone = conn.execute(first).first(), conn.execute(sa.select(audit_removal)).first()
     return KeptEntries(
@@ -289,7 +289,7 @@ def expired_up_to(conn: sa.Connection, keep_seconds: float, now: float, maximum:
 
 
 def remove_oldest(conn: sa.Connection, up_to: int, limit: int) -> int:
-    """Remove the oldest entries up to an id, at most `limit`; returns how many. The removal is recorded."""
+    """Remove at most `limit` of the oldest entries up to an id. Return their number. It is recorded."""
     entry = audit_entry.c
     oldest = sa.select(entry.id, entry.created).where(entry.id <= up_to).order_by(entry.id).limit(limit)
     rows = conn.execute(oldest).all()

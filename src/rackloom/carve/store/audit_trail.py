@@ -1,16 +1,17 @@
-"""The entry of a request in the making, and where refused requests wait for theirs.
+"""Builds the audit entry of a request, and keeps refused requests until theirs are written.
 
-`AuditTrail` collects what is known of a request. `Store.recorded_by` lets its `record` run each function
+`AuditTrail` collects the facts of a request. `Store.recorded_by` lets its `record` run each function
 that writes, so that the entry is written in the transaction of the change (a transactional outbox). So
 no change is acknowledged without its entry, and no change that is rolled back has an entry of success,
 also after SIGKILL.
 
-The name and the tenant of an object are read before the change, because a deletion leaves none. What a
-change creates is found in its result. A change of several objects has an entry for each, with one request id.
+The name and the tenant of an object are read before the change, because a deletion leaves none. An object
+that a change creates is found in its result. A change of several objects has an entry for each, with one
+request id.
 
-`RequestAudit` is what the interfaces share. Refused requests are counted in it, in groups
-(`core.refusal_log`), until a background job writes them: a flood of them costs no transactions of its
-own. Those that are not written when the process is killed are lost. Nothing was changed by them.
+The interfaces share `RequestAudit`. Refused requests are counted in it, in groups (`core.refusal_log`),
+until a background job writes them: a flood of them costs no extra transactions. Those that are not written
+when the process is killed are lost. Nothing was changed by them.
 """
 
 import itertools
@@ -33,7 +34,7 @@ from rackloom.core.refusal_log import Emission, RefusalLog
 
 
 class AuditedObject(msgspec.Struct, frozen=True):
-    """What a request is about."""
+    """The object of a request."""
 
     kind: str = ""
     id: str = ""
@@ -49,7 +50,7 @@ OF_TENANTS: Mapping[str, sa.Table] = {
 }
 _NAMED: Mapping[str, sa.Table] = {"site": schema.site, "instance-type": schema.instance_type}
 ID_FIELDS = {"nvlink-partition": "nvLinkDomainId", "nvlink-nmxc-endpoint": "chassisSerial", "role": "name"}
-"""The field of an answer that names the object, where it is not `id`: partitions are found by domain."""
+"""The field of an answer that names the object, if it is not `id`: partitions are found by domain."""
 
 
 @cache
@@ -74,7 +75,7 @@ def _object_query(kind: str) -> sa.Select[Any] | None:
         rows = sa.select(sa.literal("").label("name"), tenant.c.org).select_from(kept)
         return rows.join(tenant, tenant.c.id == kept.c.tenant_id).where(kept.c.id == wanted)
     if kind == "machine":
-        # A step at a machine concerns the tenant whose instance is there.
+        # A step at a machine concerns the tenant that has an instance there.
         rows = sa.select(sa.literal("").label("name"), tenant.c.org).select_from(schema.instance)
         rows = rows.join(tenant, tenant.c.id == schema.instance.c.tenant_id)
         return rows.where(schema.instance.c.machine_id == wanted)
@@ -97,14 +98,14 @@ T = TypeVar("T")
 
 
 class AuditTrail:
-    """The entry of one request, as far as it is known; `record` writes it beside the change."""
+    """The entry of one request, as far as it is known. `record` writes it beside the change."""
 
     def __init__(self, entry: AuditRecord, clock: Callable[[], float], arrived: float) -> None:
         """`clock` gives the time of the site, at which the request `arrived`."""
         self.entry = entry
         self.is_recorded = False
         self.owner: tuple[str, str] | None = None
-        """Kind and id of an object whose tenant is concerned too."""
+        """Kind and id of an object whose tenant may read the entry as well."""
         self._clock = clock
         self._arrived = arrived
 
@@ -121,7 +122,7 @@ class AuditTrail:
         owner = object_of(conn, *self.owner).tenant_org if self.owner else None
         value = work(conn)
         append_entries(conn, self._entries(conn, value, before, owner))
-        # Of no consequence where the transaction fails: the request is refused then.
+        # This does not matter if the transaction fails: the request is refused then.
         self.is_recorded = True
         return value
 
@@ -141,7 +142,7 @@ class AuditTrail:
             self.entry, created=now, duration_ms=max(0, round((now - self._arrived) * 1000))
         )
         made = value.value if isinstance(value, Changed) else value
-        # A list that answers a change of the object in the path tells of that object alone.
+        # A list that answers a change of the object in the path concerns that object alone.
         several = made if isinstance(made, list) and made and not self.entry.object_id else [made]
         return [self._of_object(conn, written, facts_of(single), before, owner) for single in several]
 
@@ -164,7 +165,7 @@ class AuditTrail:
 
 
 def facts_of(value: object) -> Mapping[str, Any]:
-    """The fields of what a change answers: those of a response, or the columns of a row."""
+    """The fields of a change's result: those of a response, or the columns of a row."""
     if isinstance(value, Mapping):
         return value
     return value._asdict() if isinstance(value, sa.Row) else {}
@@ -177,7 +178,7 @@ def _tenant_of(conn: sa.Connection, facts: Mapping[str, Any]) -> str | None:
     return None
 
 
-# What the interfaces share.
+# Shared by the interfaces.
 
 
 LEFT_OUT = "more kinds of requests of one organisation were refused than are listed one by one"
@@ -202,14 +203,14 @@ class RequestAudit:
         self._refusals: RefusalLog[AuditRecord] = RefusalLog()
 
     def refuse(self, entry: AuditRecord, now: float) -> None:
-        """Count a refused request; `entry` is what would be written of it."""
+        """Count a refused request. `entry` is its audit entry."""
         self._counted(entry.channel, entry.code or str(entry.status))
         key = (entry.subject, entry.operation or entry.method, entry.status, entry.code)
-        # Operators have no organisation: each is one of its own.
+        # Operators have no organisation, so each one counts as an organisation.
         self._refusals.add(entry.org or f"{entry.channel}:{entry.subject}", key, entry, now)
 
     def due(self, now: float, *, all_of_it: bool = False) -> Sequence[Emission[AuditRecord]]:
-        """What is to be written now."""
+        """The entries that are due."""
         return self._refusals.due(now, all_of_it=all_of_it)
 
     def written(self, emissions: Sequence[Emission[AuditRecord]], now: float) -> None:

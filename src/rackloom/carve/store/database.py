@@ -1,28 +1,28 @@
-"""The store: runs record functions as transactions; its SQLite backend, with group commit.
+"""The store, which runs record functions as transactions, and its SQLite backend with group commit.
 
 A record function is synchronous, has the form `fn(conn, ...)`, and does not know which database it runs
 on. `Store.run` runs it in a serializable write transaction: durable when the call returns, rolled back
 when it raises. The function may run more than once and only the last run counts, so it changes nothing
 but records. `Store.read` gives one consistent state and refuses writes. `Store.survey` is for reads of
-the whole site that must not delay other work. `Store.changes` reports domains whose intent another
+the whole site that must not delay other work. `Store.changes` reports domains with an intent that another
 process changed.
 
 SQLite belongs to one process. `HomeDirectoryLock` takes an flock on the home directory and refuses a
-second process by the pid of the first; the kernel drops an flock when its process ends. A service uses
-one connection for writes, one for reads and one for surveys, each on a thread of its own: the event loop
+second process by the pid of the first. The kernel drops an flock when its process ends. A service uses
+one connection for writes, one for reads and one for surveys, each on its own thread: the event loop
 never waits for the disk, and the write-ahead log (WAL) lets a read begin while a commit waits for it. A read
 sees every write that was acknowledged before it was requested. `Store.inline` uses no thread, for
 simulations under virtual time. With `synchronous=FULL` a commit survives a power loss.
 
 Group commit and the turns of organisations are in `group_commit`: writes that wait share one transaction,
-each in a savepoint of its own. When SQLite rolls the whole transaction back, for example on a full disk,
+each in its own savepoint. When SQLite rolls the whole transaction back, for example on a full disk,
 every member fails with `Retry`.
 
 A database that does not serve (no room, read-only, locked by another program, out of reach) raises
 `StoreUnavailable`, also a `Retry`, which `failures` defines. `Store` logs it, once for all callers. Opening
 a database writes to it: one that takes no writes is noticed at the start.
 
-PostgreSQL, which replicas share, is in `postgres`; `Store.connect` imports it when it is wanted.
+PostgreSQL, which replicas share, is in `postgres`. `Store.connect` imports it when it is wanted.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class HomeDirectoryLock:
     """An exclusive lock on a home directory, held until `release` or the end of the process."""
 
     def __init__(self, home: Path) -> None:
-        """Take the lock. Raises Refused naming the process that has it."""
+        """Take the lock. Raises Refused with the process that has it."""
         home.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -92,7 +92,7 @@ def run_group_commit(
     write: bool,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Run a group of waiting writes, or reads, in one transaction; then resolve the future of each."""
+    """Run a group of waiting writes, or reads, in one transaction, then resolve the future of each."""
     group = CommitGroup.begin(waiting, _run_member, write=write, spares_savepoint=True, clock=clock)
     if group is None:
         return
@@ -138,7 +138,7 @@ T = TypeVar("T")
 
 DATABASE = "site.db"
 LOCK_MILLISECONDS = 1000
-"""How long a write waits for a lock. Nobody else writes here but tools, and reads wait behind the write."""
+"""The longest wait of a write for a lock. Only tools also write here, and reads wait behind the write."""
 _PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
 
 
@@ -178,7 +178,7 @@ class SqliteBackend:
 
     @classmethod
     def inline(cls, home: Path | None) -> "SqliteBackend":
-        """The same without a thread; in memory when `home` is None."""
+        """The same without a thread, and in memory if `home` is None."""
         if home is None:
             return cls(_migrated_engine(None), None, None)
         lock = HomeDirectoryLock(home)
@@ -189,7 +189,7 @@ class SqliteBackend:
             raise
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
-        """Run `work` in one transaction; writes are serial, and so are reads."""
+        """Run `work` in one transaction. Writes are serial, and so are reads."""
         if self._thread is None or self._reader is None:
             return self._transact(work, write)
         result: Future[T] = self._waiting.add(work, write=write, org=org)
@@ -201,7 +201,7 @@ class SqliteBackend:
         return await asyncio.wrap_future(result)
 
     async def survey(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` on the survey connection, where there are threads."""
+        """Run `work` on the survey connection, if there are threads."""
         if self._surveyor is None:
             return self._transact(work, write=False)
         return await self._surveyor.read(work)
@@ -236,10 +236,10 @@ class SqliteBackend:
 
 
 class _ReadConnection:
-    """Another connection, which only reads, on a thread of its own.
+    """Another connection, which only reads, on its own thread.
 
     It stays checked out of SQLAlchemy's pool: to get it for each transaction costs more than most reads.
-    After an error of the database the next transaction has a new one, whatever became of the old.
+    After an error of the database, the next transaction has a new one, even if the old one still works.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -291,7 +291,7 @@ def _run_transaction(engine: sa.Engine, work: Callable[[sa.Connection], T], writ
 
 @contextmanager
 def _naming_faults(write: bool) -> Iterator[None]:
-    """Say what an error of SQLite means for the caller."""
+    """Turn an error of SQLite into its meaning for the caller."""
     try:
         yield
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
@@ -326,7 +326,7 @@ def _migrate_and_write(conn: sa.Connection) -> None:
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
-    # The driver must not open transactions by itself: `_begin_transaction` decides which kind.
+    # The driver must not open transactions: `_begin_transaction` decides which kind.
     connection.isolation_level = None
     for pragma in (f"busy_timeout={LOCK_MILLISECONDS}", *_PRAGMAS):
         connection.execute(f"PRAGMA {pragma}")
@@ -346,7 +346,7 @@ def _begin_transaction(conn: sa.Connection) -> None:
 
 
 class DatabaseBackend(Protocol):
-    """A database behind `Store`, whose methods document the guarantees of these."""
+    """A database behind `Store`. The methods of `Store` document the guarantees of these."""
 
     is_shared: bool
 
@@ -357,7 +357,7 @@ class DatabaseBackend(Protocol):
         """Run `work`, a large read, without delaying other transactions."""
 
     def changes(self) -> AsyncGenerator[str | None, None]:
-        """Domains whose intent changed, or None if some may have been missed."""
+        """Domains with a changed intent, or None if some may have been missed."""
 
     async def close(self) -> None:
         """Finish and release everything."""
@@ -373,7 +373,7 @@ class Recorder(Protocol):
     """Runs a function in its transaction, and records beside it that it ran."""
 
     def __call__(self, conn: sa.Connection, work: Callable[[sa.Connection], T], /) -> T:
-        """Run `work`; returns what it returns."""
+        """Run `work` and return its result."""
 
 
 @contextmanager
@@ -401,7 +401,7 @@ class Store:
 
     @classmethod
     def inline(cls, home: Path | None = None) -> "Store":
-        """The same records without a thread; in memory when `home` is None."""
+        """The same records without a thread, and in memory if `home` is None."""
         return cls(SqliteBackend.inline(home))
 
     @classmethod
@@ -416,11 +416,11 @@ class Store:
         return cls(await PostgresBackend.connect(url))
 
     def on_behalf_of(self, org: str) -> "Store":
-        """The same records; transactions that have to wait take turns with those of other organisations."""
+        """The same records. Transactions that have to wait take turns with those of other organisations."""
         return Store(self._backend, org)
 
     def recorded_by(self, record: Recorder) -> "Store":
-        """The same records; `record` runs each function that writes, within its transaction."""
+        """The same records. `record` runs each function that writes, within its transaction."""
         return Store(self._backend, self._org, record)
 
     @property
@@ -450,7 +450,7 @@ class Store:
     async def read(
         self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `fn(conn, ...)` on one consistent state; writing is an error."""
+        """Run `fn(conn, ...)` on one consistent state. Writing is an error."""
         with _logging_failures():
             return await self._backend.transact(
                 lambda conn: fn(conn, *args, **kwargs), write=False, org=self._org

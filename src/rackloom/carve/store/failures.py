@@ -1,12 +1,12 @@
-"""Failures of the database itself: what they are called, and what to do about each.
+"""Failures of the database itself: their names, and the remedy for each.
 
 The backends pass each error of a driver to `sqlite_fault` or `postgres_fault`. A fault becomes a
 `StoreUnavailable`, which is a `Retry`: nothing was changed, so REST answers 503 and a reconciler goes on
-later. Any other error is a defect of ours, and stays as it is.
+later. Any other error is a defect of this program, and stays as it is.
 
 `StoreUnavailable` has two texts. `reason` is for anyone: it names no path, host or code of an error.
-`detail` is what the driver reported, for the log and for the operator who starts the service.
-`log_store_failure` is the only place that logs these failures; callers that carry on need not do so.
+`detail` is the driver's report, for the log and for the operator who starts the service.
+`log_store_failure` is the only place that logs these failures. Callers that carry on need not do so.
 
 Writing in a read transaction is a defect and no fault, though SQLite and PostgreSQL report it as they
 report a database that is read-only. So that fault exists for writes alone.
@@ -26,7 +26,7 @@ RETRY_SECONDS = 5.0
 
 
 class StoreFault(StrEnum):
-    """Why a database does not serve."""
+    """The reason why a database does not serve."""
 
     FULL = "full"
     READ_ONLY = "read-only"
@@ -60,7 +60,7 @@ class StoreUnavailable(Retry):
     def __init__(self, fault: StoreFault, detail: object) -> None:
         self.fault = fault
         self.detail = str(detail) or type(detail).__name__
-        """What the driver reported, for operators."""
+        """The driver's report, for operators."""
         self.problem = _PROBLEMS[fault]
         self.fix = _FIXES[fault]
         super().__init__(

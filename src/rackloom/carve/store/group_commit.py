@@ -1,13 +1,13 @@
-"""Group commit: writes that wait share one transaction, in turns by organisation; for both databases.
+"""Group commit, for both databases: writes that wait share one transaction, in turns by organisation.
 
 A commit waits for the disk, as long for one transaction as for twenty. Writes that wait at the same moment
 therefore share one transaction (DeWitt et al., SIGMOD 1984). Each is a savepoint, rolled back alone when it
 fails, and no caller hears of success before the shared commit is durable. Members are taken from the queue
 one after another, so that a newcomer need not wait for the next group.
 
-Fairness: waiting transactions take turns by organisation, as `FairQueue` has it, charged by the time that
-they took. While several organisations wait, a group has one member of each, so that nobody waits for the
-backlog of another. `Store.on_behalf_of` names the organisation; the site's own work is one more.
+Fairness: waiting transactions take turns by organisation, as in `FairQueue`, charged by the time that
+they took. While several organisations wait, a group has one member of each, so that none waits for the
+backlog of another. `Store.on_behalf_of` names the organisation. The site's own work is one more.
 
 A database may roll a shared transaction back and have it repeated. Then all of its members run again, and
 only the last run counts.
@@ -39,7 +39,7 @@ class PendingTransaction(msgspec.Struct, frozen=True, eq=False):
 
 
 class TransactionQueue:
-    """Transactions that were requested, from any thread, and have not begun; by organisation."""
+    """Transactions that were requested, from any thread, and have not begun, by organisation."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -58,10 +58,10 @@ class TransactionQueue:
         return bool(self._of(write).flows)
 
     def begin(self, *, write: bool, group: frozenset[str] = frozenset()) -> PendingTransaction | None:
-        """The next write or read; it can no longer be cancelled. None when nothing waits.
+        """The next write or read, which can no longer be cancelled, or None if nothing waits.
 
-        `group` are the organisations that share the transaction already. None too when the next is one of
-        them and another organisation is in the group or waits: what is done for that is then committed first.
+        `group` contains the organisations that share the transaction already. Also None if the next one is
+        among them and another organisation is in the group or waits. The group then commits first.
         """
         with self._lock:
             queue = self._of(write)
@@ -88,7 +88,7 @@ class TransactionQueue:
 Outcome = tuple[Any, BaseException | None]
 """The result of a member, or the error with which it alone failed."""
 RunMember = Callable[[sa.Connection, PendingTransaction], Outcome]
-"""Runs a member in a savepoint. Raises what ends the whole transaction."""
+"""Runs a member in a savepoint. Raises an error that ends the whole transaction."""
 
 
 class CommitGroup:
@@ -126,10 +126,10 @@ class CommitGroup:
         longest: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "CommitGroup | None":
-        """A group whose first member is the next that waits, or None if nothing waits.
+        """A group with the next waiting transaction as its first member, or None if nothing waits.
 
-        With `spares_savepoint`, a member that is alone has no savepoint, and nobody joins it. After `longest`
-        seconds nobody joins any more.
+        With `spares_savepoint`, a member that is alone has no savepoint, and no other joins it. No member
+        joins after `longest` seconds.
         """
         first = waiting.begin(write=write)
         if first is None:
@@ -139,7 +139,7 @@ class CommitGroup:
         )
 
     def work(self, conn: sa.Connection) -> None:
-        """Run the members, and those that come to wait meanwhile. Called again, it runs all of them again."""
+        """Run the members, and those that arrive during the run. A second call runs all of them again."""
         self._outcomes.clear()
         first = self._members[0]
         is_alone = len(self._members) == 1 and not self._waiting.has(write=first.write)

@@ -1,24 +1,23 @@
 """Journals: intent revisions, the site clock, status history, tenant events, operator steps.
 
-Intent revisions: each change of what the site wants of an NVLink domain increments the domain's
+Intent revisions: each change of the site's intent for an NVLink domain increments the domain's
 revision in the same transaction. A plan names its revision, and is refused when the revision has
-changed. On PostgreSQL the increment also notifies the other replicas, when the transaction commits; a second
-notification says which traced request changed it.
+changed. On PostgreSQL the increment also notifies the other replicas, when the transaction commits. A second
+notification names the traced request that changed it.
 
 Clock: whether an observation answers a request is decided by their times. `MonotonicSiteClock` counts
 from the start of the process with the monotonic clock, and starts no earlier than the newest recorded
 time. A wall clock that is set back can neither make old observations answer new requests, nor keep new
 ones from counting.
 
-Status history: the newest 20 entries of an object say what it was, why and when. The same status with
-another reason replaces the reason; the same status and reason write nothing.
+Status history: the newest 20 entries of an object record its status, the reason and the time. The same
+status with another reason replaces the reason. The same status and reason write nothing.
 
 Tenant events: a transactional outbox, written in the transaction of the change itself. Numbers grow by
 one within a tenant, and the row of the counter stays locked until the commit. So a number never becomes
 visible before a smaller one. The newest 10,000 events of a tenant are kept.
 
-Operator steps: who did what by hand, to which object, why and when. `OperatorOrder` carries who, why
-and when.
+Operator steps: manual changes of an object. `OperatorOrder` carries the operator, the reason and the time.
 """
 
 from collections import defaultdict
@@ -46,7 +45,7 @@ from rackloom.carve.store.schema import (
 
 
 INTENT_CHANNEL = "rackloom_intent"
-"""PostgreSQL notification channel for domains whose intent changed."""
+"""PostgreSQL notification channel for domains with a changed intent."""
 CAUSE_CHANNEL = "rackloom_cause"
 """For `DOMAIN TRACEPARENT`: apart, because replicas of versions without traces read the other."""
 
@@ -56,7 +55,7 @@ _INCREMENT = sa.update(domain_revision).where(_here).values(revision=domain_revi
 
 
 def increment_revisions(conn: sa.Connection, domains: Iterable[str | None]) -> frozenset[str]:
-    """Increment the revision of each domain; returns the domains, without None (not yet observed)."""
+    """Increment the revision of each domain. Return the domains, without None (not yet observed)."""
     known = frozenset(domain for domain in domains if domain is not None)
     for domain in sorted(known):
         if conn.execute(_INCREMENT, {"here": domain}).rowcount == 0:
@@ -77,7 +76,7 @@ def notify_cause(conn: sa.Connection, domains: Iterable[str], cause: str) -> Non
 
 
 def current_revision(conn: sa.Connection, domain: str) -> int:
-    """The intent revision of `domain`; 0 before the first intent."""
+    """The intent revision of `domain`, or 0 before the first intent."""
     row = _CURRENT.one_or_none(conn, {"here": domain})
     return 0 if row is None else int(row.revision)
 
@@ -109,7 +108,7 @@ class MonotonicSiteClock:
 
 
 def newest_recorded_time(conn: sa.Connection) -> float:
-    """The newest recorded time of an intent, an operation or an observation; 0 where there is none."""
+    """The newest recorded time of an intent, an operation or an observation, or 0 if there is none."""
     newest = [conn.execute(sa.select(sa.func.max(column))).scalar_one() for column in _TIME_COLUMNS]
     return max(filter(None, newest), default=0.0)
 
@@ -179,7 +178,7 @@ class StatusEntry(msgspec.Struct, frozen=True):
 
 
 def record_status(conn: sa.Connection, object_id: str, status: str, message: str, now: float) -> bool:
-    """Record that the object has `status` because of `message`; False when that is recorded already.
+    """Record that the object has `status` because of `message`, or return False if that is recorded already.
 
     A new reason alone replaces the old one.
     """
@@ -205,7 +204,7 @@ def is_status_change(entry: StatusEntry, past: NewestStatus | None) -> bool:
 def write_status_entries(
     conn: sa.Connection, entries: Collection[StatusEntry], past: Mapping[str, NewestStatus], now: float
 ) -> None:
-    """Write entries that are changes, at most one for each object; `past` are their newest entries."""
+    """Write entries that are changes, at most one for each object. `past` holds their newest entries."""
     same = [
         entry for entry in entries if entry.object_id in past and past[entry.object_id].status == entry.status
     ]
@@ -247,7 +246,7 @@ def delete_histories(conn: sa.Connection, object_ids: Collection[str]) -> None:
 MAX_TENANT_EVENTS = 10_000
 """Events of a tenant that can be read again."""
 EVENT_DELETED = "Deleted"
-"""Status in the last event of an object; no object has it."""
+"""Status in the last event of an object. No object has it."""
 
 
 _INSERT_EVENT = PreparedStatement(sa.insert(tenant_event), *tenant_event.c.keys())
@@ -260,7 +259,7 @@ _ADVANCE_COUNTER = PreparedStatement(
 
 
 class EventKind(StrEnum):
-    """What an event is about."""
+    """The kind of object in an event."""
 
     LOGICAL_PARTITION = "nvlink-logical-partition"
     INTERFACE = "nvlink-interface"
@@ -271,7 +270,7 @@ class EventKind(StrEnum):
 
 
 class EventNote(msgspec.Struct, frozen=True):
-    """What happened to an object."""
+    """A change of an object."""
 
     kind: EventKind
     object_id: str
@@ -288,7 +287,7 @@ class TenantEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def publish_events(conn: sa.Connection, tenant_id: str, notes: Sequence[EventNote], now: float) -> None:
-    """Append `notes` to the tenant's events; the oldest beyond `MAX_TENANT_EVENTS` are deleted."""
+    """Append `notes` to the tenant's events. The oldest beyond `MAX_TENANT_EVENTS` are deleted."""
     if not notes:
         return
     newest = _next_event_numbers(conn, tenant_id, len(notes))
@@ -337,7 +336,7 @@ def events_after(conn: sa.Connection, tenant_id: str, number: int, limit: int) -
 
 
 def newest_event_number(conn: sa.Connection, tenant_id: str) -> int:
-    """Number of the tenant's newest event; 0 before the first."""
+    """Number of the tenant's newest event, or 0 before the first."""
     found = conn.execute(sa.select(event_counter.c.newest).where(event_counter.c.tenant_id == tenant_id))
     return found.scalar_one_or_none() or 0
 
@@ -354,7 +353,7 @@ def _next_event_numbers(conn: sa.Connection, tenant_id: str, more: int) -> int:
 
 
 class Step(StrEnum):
-    """What an operator can do to a domain, machine, partition or endpoint, or for an organisation."""
+    """An operator's action on a domain, machine, partition or endpoint, or for an organisation."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -379,13 +378,13 @@ class Step(StrEnum):
 
 
 class OperatorOrder(msgspec.Struct, frozen=True):
-    """Who asks, why, and when (seconds since the epoch)."""
+    """The operator, the reason, and the time (seconds since the epoch)."""
 
     by: str
     reason: str
     now: float
     valid_from: float = 0.0
-    """Readings from before are no evidence of what the order is about."""
+    """Earlier readings are no evidence about the subject of the order."""
 
 
 def record_operator_step(
@@ -406,12 +405,12 @@ _IMPORTED = sa.select(operator_step.c.subject).where(
 
 
 def imported_subjects(conn: sa.Connection) -> frozenset[str]:
-    """What imports created and nobody has undone."""
+    """Subjects that imports created, except those that an operator has undone."""
     return frozenset(conn.execute(_IMPORTED).scalars())
 
 
 def is_imported(conn: sa.Connection, subject: str) -> bool:
-    """Whether an import created `subject`, and nobody has undone that."""
+    """Whether an import created `subject`, and no operator has undone that."""
     newest = sa.select(operator_step.c.step).where(_import_steps, operator_step.c.subject == subject)
     step = conn.execute(newest.order_by(operator_step.c.id.desc()).limit(1)).scalar_one_or_none()
     return step == Step.IMPORT

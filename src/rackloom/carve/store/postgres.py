@@ -7,24 +7,24 @@ deadlock:
    transactions of all replicas serial, so that each sees every earlier one. Every rule that record functions
    check rests on it: quotas, one instance a tray, plans against intent revisions, epochs of leases, events
    numbered without a gap. Readers do not wait for it.
-2. Row locks of what the transaction changes. Under the first lock nobody else waits for them.
+2. Row locks of changed rows. Under the first lock no other writer waits for them.
 
-Record functions read widely before they write; serializable transactions side by side then abort each other
+Record functions read widely before they write. Serializable transactions side by side then abort each other
 nearly always. The isolation level is SERIALIZABLE all the same, to protect against writers that use the
 database by other means. A transaction that the server rolled back (serialization failure, deadlock, lock
-timeout), or that could not be served, runs again with exponential backoff and random delay; after the last
-attempt the caller gets `StoreUnavailable`, as it does at once where the database is read-only or has no room.
+timeout), or that could not be served, runs again with exponential backoff and random delay. After the last
+attempt the caller gets `StoreUnavailable`. It comes at once if the database is read-only or has no room.
 A connection lost during a commit raises `Unknown`: running the transaction again could apply it twice.
 
 Groups: the writes of a process that wait share one transaction (`group_commit`), and take turns by
-organisation. What the server rolls back is repeated for the whole group; a write that fails for a reason of
-its own is rolled back to its savepoint, and harms no other. Replicas take turns at the table lock, in the
-order in which they asked for it, one group each. While the database is out of reach, what waits behind a
-group that gave up is refused with it. `postgres_hosts` chooses among several servers.
+organisation. If the server rolls back, the whole group is repeated. A write that fails for its own reason
+is rolled back to its savepoint, and harms no other. Replicas take turns at the table lock, in the order of
+their requests, one group each. While the database is out of reach, transactions that wait behind a
+group that gave up are refused with it. `postgres_hosts` chooses among several servers.
 
 Migrations: an advisory lock lets one replica migrate while the others wait, however long it takes. Statements
-of a migration have no time limit either, because they may rewrite a large table; each waits only so long for
-the locks of others.
+of a migration have no time limit either, because they may rewrite a large table. Only their wait for locks
+is limited.
 
 Notifications: a change of intent notifies the other replicas when it commits. PostgreSQL drops
 notifications for a listener that is away, so `listen_for_intent_changes` yields None after each
@@ -79,8 +79,8 @@ MIGRATE_OPTIONS: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
 """A replica that waited for the migration lock must see the migrated schema."""
 
 _WRITER_LOCK = "LOCK TABLE alembic_version IN EXCLUSIVE MODE"
-"""Taken before a write transaction's snapshot, so each one sees what those before it did, on any replica.
-The table is the one that nothing ever changes but a migration, which writers must not overtake either."""
+"""Taken before a write transaction's snapshot, so that each one sees all earlier ones, on any replica.
+Only a migration ever changes this table, and writers must not overtake a migration either."""
 
 _ROLLED_BACK = {"40001", "40P01", "55P03"}
 """SQLSTATE serialization_failure, deadlock_detected and lock_not_available: nothing is left of the
@@ -161,7 +161,7 @@ def _sqlstate(error: Exception) -> str | None:
 
 
 FIRST_RECONNECT_DELAY, MAX_RECONNECT_DELAY = 0.1, 5.0
-"""Seconds before a lost connection is opened again; doubled until one holds."""
+"""Seconds before a lost connection is opened again, doubled until one holds."""
 QUIET_SECONDS = 5.0
 """After so long without a notification, a query checks the connection: TCP does not report a peer that
 vanished."""
@@ -225,7 +225,7 @@ CLOSING_REASON = "the store is closing"
 
 
 class BackgroundLoop:
-    """An event loop in a thread, for coroutines that only read. Use it from one event loop; `close` it."""
+    """An event loop in a thread, for coroutines that only read. Use it from one event loop. `close` it."""
 
     def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -292,7 +292,7 @@ class BackgroundLoop:
 
 
 def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
-    """Mark the exception as retrieved: asyncio reports a failure whose caller went away otherwise."""
+    """Mark the exception as retrieved. Otherwise asyncio reports a failure after its caller has left."""
     if not done.cancelled():
         done.exception()
 
@@ -301,15 +301,15 @@ def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
 
 
 GROUP_SECONDS = 0.05
-"""After that nobody joins a group: the other replicas wait for it, and so does the renewal of a lease."""
+"""After that no member joins a group: the other replicas wait for it, and so does the renewal of a lease."""
 
 
 def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
-    """Run `job` in a savepoint. Raises what leaves nothing of the transaction, or of the connection."""
+    """Run `job` in a savepoint. Raises an error that ends the transaction or the connection."""
     _SAVEPOINT.run(conn)
     try:
         result = job.work(conn)
-        # Fails where the work swallowed an error of a statement, after which PostgreSQL commits nothing.
+        # Fails if the work swallowed an error of a statement, after which PostgreSQL commits nothing.
         _RELEASE.run(conn)
     except Exception as error:
         if postgres_fault(error, write=True) or _is_retryable(error):
@@ -328,7 +328,7 @@ _SAVEPOINT, _RELEASE = PreparedCommand("SAVEPOINT part"), PreparedCommand("RELEA
 COMMAND_SECONDS = 10.0
 """No statement takes a tenth of that: a server that is silent for so long is gone."""
 POOL_SECONDS = 10.0
-"""How long a transaction waits for a connection of the pool, which those before it have."""
+"""The longest wait of a transaction for a connection of the pool, while those before it have them."""
 MIGRATION_LOCK = 0x5241434B4C4F4F4D
 """Advisory lock that lets one replica migrate while the others wait: the letters RACKLOOM."""
 
@@ -383,7 +383,7 @@ class PostgresBackend:
         return await self._survey_loop.do(run_with_retries(self._survey_engine, work, READ_OPTIONS))
 
     def changes(self) -> AsyncGenerator[str | None, None]:
-        """Domains whose intent any replica changed, or None after each (re)connection."""
+        """Domains with an intent that any replica changed, or None after each (re)connection."""
         return listen_for_intent_changes(self._engine)
 
     async def close(self) -> None:

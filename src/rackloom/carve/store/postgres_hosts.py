@@ -1,8 +1,8 @@
-"""Which PostgreSQL server a connection goes to: the URL may name several, of which one takes writes.
+"""The choice of a PostgreSQL server for a connection: the URL may name several, and one of them takes writes.
 
 The URL has libpq's form, `postgresql://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE`. The servers are tried one
 after another, first the one that took the last connection. A standby is passed over: `target_session_attrs`
-is `read-write` where several servers are named, unless the URL says something else. Each server has the
+is `read-write` if several servers are named, unless the URL sets something else. Each server has the
 time that one has alone: a host without power does not answer at all, and must not use up the time of those
 behind it. If none serves, that is an `OSError`, as it is for a single server.
 """
@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from rackloom.errors import Refused
 
 CONNECT_SECONDS = 5.0
-"""How long a server may take to accept a connection."""
+"""The longest time that a server may take to accept a connection."""
 _NEXT_SERVER = (
     OSError,
     asyncpg.PostgresConnectionError,

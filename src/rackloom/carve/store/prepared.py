@@ -3,13 +3,13 @@
 SQLAlchemy takes some 15 microseconds to execute a statement that it has compiled before, and SQLite 2 to run
 one that finds a row by its key. With asyncpg SQLAlchemy takes half of the time that a statement costs this
 process. A request runs a dozen of them. `PreparedStatement` keeps the text of its statement, the order of its
-parameters, and how values of each type are converted; it is then run at the driver's own connection. Results
-are rows of SQLAlchemy, like those of any other statement, or what the caller makes of the values (`records`):
-a field of a named tuple is read in a tenth of the time.
+parameters, and how values of each type are converted. It is then run at the driver's own connection. Results
+are rows of SQLAlchemy, like those of any other statement, or objects that the caller makes of the values
+(`records`): a field of a named tuple is read in a tenth of the time.
 
 `PreparedListing` selects by a list of ids. On PostgreSQL the list is one parameter. On SQLite the text of
 such a statement depends on how many ids there are, so it is prepared for 1, 2, 4, 8 ... of them, and the last
-id fills up what is left: `IN` asks for a set.
+id fills up the remaining places: `IN` treats the list as a set.
 
 A statement that is completed for each execution, with defaults that SQLAlchemy fills in or with lists of
 values, runs as any other statement does.
@@ -69,14 +69,14 @@ class PreparedStatement:
     def records(
         self, conn: sa.Connection, make: Callable[[Any], T], parameters: Mapping[str, object]
     ) -> list[T]:
-        """What `make` makes of each row; it is given the values in the order of the columns."""
+        """The result of `make` for each row. `make` is given the values in the order of the columns."""
         text = self._text_for(conn)
         if not text.is_constant:
             return list(map(make, conn.execute(self._statement, parameters)))
         return list(map(make, text.converted(text.rows(conn, parameters))))
 
     def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
-        """Insert, update or delete rows; returns how many."""
+        """Insert, update or delete rows. Return their number."""
         text = self._text_for(conn)
         if not text.is_constant:
             return conn.execute(self._statement, parameters).rowcount
@@ -106,7 +106,7 @@ class _StatementText:
     """A statement as one kind of database gets it."""
 
     number_type: int | None = None
-    """What the driver calls the type of doubles, if SQLAlchemy asks for that."""
+    """The driver's name for the type of doubles, if SQLAlchemy needs it."""
 
     def __init__(self, statement: Statement, values: Sequence[str], dialect: Dialect) -> None:
         made: Any = statement.compile(dialect=dialect, column_keys=list(values) or None)
@@ -119,7 +119,7 @@ class _StatementText:
         self._parameters: list[tuple[str, Converter | None]] = [
             (name, made.binds[name].type.dialect_impl(dialect).bind_processor(dialect)) for name in names
         ]
-        """The parameters in their order, each with what converts its value."""
+        """The parameters in their order, each with the converter of its value."""
         self._constants = {
             name: made.binds[name].value for name in names if made.binds[name].value is not None
         }
@@ -133,7 +133,7 @@ class _StatementText:
         return found
 
     def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
-        """Change rows; returns how many."""
+        """Change rows. Return their number."""
         changed: int = self._execute(conn, parameters).rowcount
         return changed
 
@@ -174,7 +174,7 @@ class _StatementText:
 
     @cached_property
     def _results(self) -> list[tuple[int, Converter]]:
-        """The columns whose values are converted."""
+        """The columns with values that are converted."""
         found = [(index, self._reader_of(column)) for index, column in enumerate(self._columns)]
         return [(index, convert) for index, convert in found if convert is not None]
 
@@ -202,7 +202,7 @@ class _PostgresText(_StatementText):
 
     def __init__(self, statement: Statement, values: Sequence[str], dialect: Dialect) -> None:
         if isinstance(statement, sa.Insert):
-            # Otherwise SQLAlchemy would ask for the key of the new row, which nobody reads.
+            # Otherwise SQLAlchemy would fetch the key of the new row, which is never read.
             statement = statement.inline()
         super().__init__(statement, values, dialect)
 
@@ -263,13 +263,13 @@ class PreparedListing:
         rows: sa.Select[Any] | Callable[[sa.ColumnElement[bool]], sa.Select[Any]],
         column: sa.ColumnElement[Any],
     ) -> None:
-        """`rows` selects all, in their order, without parameters; or those with a condition of `column`."""
+        """`rows` selects all, in their order, without parameters, or those with a condition of `column`."""
         self._rows_with = rows.where if isinstance(rows, sa.Select) else rows
         self._column = column
         self._prepared: dict[int, PreparedStatement] = {}
 
     def records(self, conn: sa.Connection, make: Callable[[Any], T], ids: Collection[str]) -> list[T]:
-        """What `make` makes of each row, given its values in the order of the columns."""
+        """The result of `make` for each row, given its values in the order of the columns."""
         if not ids:
             return []
         if conn.dialect.name == "postgresql":
@@ -330,7 +330,7 @@ def has_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> bool:
 
 
 def count_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
-    """How many rows have these values."""
+    """The number of rows with these values."""
     (counted,) = _count(table, *wanted).all(conn, _parameters(wanted))
     return int(counted[0])
 
@@ -341,13 +341,13 @@ def insert_row(conn: sa.Connection, table: sa.Table, **values: object) -> None:
 
 
 def update_rows(conn: sa.Connection, table: sa.Table, wanted: Mapping[str, object], **values: object) -> int:
-    """Write `values` into the rows with the values `wanted`; returns how many there are."""
+    """Write `values` into the rows with the values `wanted`. Return the number of these rows."""
     update = _update(table, tuple(wanted), tuple(values))
     return update.change(conn, {**_parameters(wanted), **values})
 
 
 def delete_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
-    """Delete the rows with these values; returns how many there were."""
+    """Delete the rows with these values. Return their number."""
     return _delete(table, *wanted).change(conn, _parameters(wanted))
 
 

@@ -1,7 +1,7 @@
 """The database schema: every table of the site.
 
 One table definition serves the record functions, the store and the migrations. The migrations are
-Alembic revisions in `migrations/` beside this file; `migrate.migrate_to_head` runs them.
+Alembic revisions in `migrations/` beside this file. `migrate.migrate_to_head` runs them.
 
 Fabric GUIDs are unsigned 64-bit numbers. SQLite and PostgreSQL integers cannot hold them, so they are
 stored as decimal text, which is also the form that REST shows. Times are seconds since the epoch, as
@@ -41,8 +41,8 @@ def _number(name: str, *, nullable: bool = False) -> sa.Column[int]:
 
 
 WIDE = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""64 bits, for what grows with every write and for ids that a controller chooses. On SQLite every integer has
-64, and only a column of type INTEGER can number rows by itself."""
+"""64 bits, for numbers that grow with every write and for ids that a controller chooses. On SQLite every
+integer has 64, and only a column of type INTEGER can number rows automatically."""
 
 
 def _wide_number(name: str, *, nullable: bool = False) -> sa.Column[int]:
@@ -62,15 +62,15 @@ def _times() -> tuple[sa.Column[float], sa.Column[float]]:
 
 
 def _entity(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-    """A table whose rows have an id, and the times of their creation and last change."""
+    """A table of rows with an id, and the times of their creation and last change."""
     return sa.Table(name, metadata, _id(), *items, *_times())
 
 
 def _of_tenant(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
     """An entity that a tenant owns. Listings are in the order of creation: a page is read from the index.
 
-    Indexes start with the tenant, or with a column whose values are of one tenant. The database could choose
-    any other for a list of the tenant, and would pass over the rows of all tenants.
+    Indexes start with the tenant, or with a column that has values of one tenant only. The database could
+    choose any other for a list of the tenant, and would pass over the rows of all tenants.
     """
     table = _entity(name, _ref("tenant_id", "tenant", index=False), *items)
     sa.Index(f"ix_{name}_tenant_id_created_id", table.c.tenant_id, table.c.created, table.c.id)
@@ -78,13 +78,13 @@ def _of_tenant(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
 
 
 def _per_machine(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-    """A table whose key is, or begins with, the machine id."""
+    """A table with a key that is, or begins with, the machine id."""
     machine_id = sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True)
     return sa.Table(name, metadata, machine_id, *items)
 
 
 def _per_domain(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-    """A table whose key is, or begins with, the domain uuid."""
+    """A table with a key that is, or begins with, the domain uuid."""
     return sa.Table(name, metadata, sa.Column("domain", sa.Text, primary_key=True), *items)
 
 
@@ -129,7 +129,7 @@ machine = _entity(
     _time("missing_since", nullable=True),
     sa.Column("labels", sa.JSON, nullable=False, default=dict, server_default="{}"),
     sa.UniqueConstraint("chassis_serial", "slot"),
-    # A batch asks for the size of the largest domain.
+    # A batch reads the size of the largest domain.
     sa.Index("ix_machine_site_id_domain", "site_id", "domain"),
 )
 
@@ -138,7 +138,7 @@ machine_gpu = _per_machine(
     sa.Column("module_id", sa.Integer, primary_key=True),
     _text("guid", nullable=True, index=True),
     _text("source", nullable=True),
-    # Indexed: placement asks for the few GPUs that are not healthy.
+    # Indexed: placement reads the few GPUs that are not healthy.
     sa.Column("health", sa.Integer, nullable=False, index=True),
 )
 
@@ -217,7 +217,7 @@ service_account_key = sa.Table(
 )
 
 identity_revision = sa.Table("identity_revision", metadata, _id(), _text("revision"))
-"""One row, whose `revision` differs after each change of the three tables above."""
+"""One row. Its `revision` differs after each change of the three tables above."""
 
 tray_reservation = _entity(
     "tray_reservation",
@@ -226,7 +226,7 @@ tray_reservation = _entity(
     _ref("instance_type_id", "instance_type"),
     _text("reason"),
     _text("asked_by"),
-    # From then on its trays are free, and nobody writes that down.
+    # From then on its trays are free, and this is not recorded anywhere.
     _time("until"),
 )
 
@@ -275,7 +275,7 @@ instance = _of_tenant(
     _time("intent_at"),
     _json("extra"),
     sa.UniqueConstraint("tenant_id", "site_id", "name"),
-    # Each creation counts what the tenant uses of each type.
+    # Each creation counts the tenant's use of each type.
     sa.Index("ix_instance_tenant_id_instance_type_id", "tenant_id", "instance_type_id"),
 )
 
@@ -326,7 +326,7 @@ operation = sa.Table(
     _time("started"),
     _time("finished", nullable=True),
     _time("observed_after", nullable=True),
-    # Every pass asks which operations are unanswered or unconfirmed: both have no time here.
+    # Every pass reads the unanswered and the unconfirmed operations: both have no time here.
     sa.Index("ix_operation_endpoint_id_observed_after", "endpoint_id", "observed_after"),
     sqlite_autoincrement=True,
 )
@@ -449,7 +449,7 @@ audit_entry = sa.Table(
     _text("object_kind"),
     _text("object_id"),
     _text("object_name"),
-    # No foreign keys: an entry outlives what it is about.
+    # No foreign keys: an entry outlives its subject.
     _text("tenant_org", nullable=True),
     _number("status"),
     _text("code"),

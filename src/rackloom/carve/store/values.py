@@ -4,8 +4,8 @@ A rule that refuses a request raises `Rejected` with a `RefusalKind`: invalid, f
 conflict. The REST and gRPC interfaces translate the kind, and only the kind, into their status codes.
 `invalid`, `forbidden`, `not_found` and `conflict` build the common cases.
 
-`Changed` is the result of a change of intent, with the NVLink domains whose reconciler must be woken
-after the commit. `Status` lists the states of REST objects; each kind of object uses some of them.
+`Changed` is the result of a change of intent, with the NVLink domains to reconcile after the commit.
+`Status` lists the states of REST objects. Each kind of object uses some of them.
 `RELEASED_OWNER` is the owner of a found partition that an operator released: no logical partition has
 this id, so the planner removes the partition.
 
@@ -27,7 +27,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 MAX_KEPT_BYTES = 64 << 10
-"""Of the fields without a meaning here that one object keeps, as JSON: they are read with the object."""
+"""Limit of fields without a meaning here that one object keeps, as JSON. They are read with the object."""
 
 
 def has_too_large_fields(kept: Mapping[str, Any]) -> bool:
@@ -36,7 +36,7 @@ def has_too_large_fields(kept: Mapping[str, Any]) -> bool:
 
 
 class RefusalKind(StrEnum):
-    """Why a request is refused."""
+    """The reason of a refusal."""
 
     INVALID = "invalid"
     FORBIDDEN = "forbidden"
@@ -84,11 +84,11 @@ def conflict(reason: str, nearest_fix: str | None = None, **data: str) -> Reject
 
 
 _UNPRINTABLE_CLASS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-"""Inside of a regular expression's brackets: what hides, reorders or ends a line where a text is shown.
+"""For a regular expression's brackets: characters that hide, reorder or end a line where a text is shown.
 
-Control characters (category Cc), separators of lines and paragraphs (Zl, Zp), and what controls the direction
-of text (property Bidi_Control; the Trojan Source attacks: Boucher and Anderson, USENIX Security 2023). Halves
-of surrogate pairs (Cs) are refused wherever text is decoded.
+Control characters (category Cc), separators of lines and paragraphs (Zl, Zp), and characters that control the
+direction of text (property Bidi_Control, see Trojan Source: Boucher and Anderson, USENIX Security 2023).
+Halves of surrogate pairs (Cs) are refused wherever text is decoded.
 """
 UNPRINTABLE = re.compile(f"[{_UNPRINTABLE_CLASS}]")
 TEXT_PATTERN = f"^[^{_UNPRINTABLE_CLASS}]*$"
@@ -97,8 +97,8 @@ _INVISIBLE_CLASS = (
     r"\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     r"\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
 )
-"""Not seen in a name, so that two look alike. Of the basic plane: format characters (category Cf), what
-a font may ignore (property Default_Ignorable_Code_Point), and the blank of Braille."""
+"""Not seen in a name, so that two look alike. Of the basic plane: format characters (category Cf), characters
+that a font may ignore (property Default_Ignorable_Code_Point), and the blank of Braille."""
 _INVISIBLE_BEYOND = re.compile(
     "[\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
@@ -112,7 +112,7 @@ NAME_MIN_LENGTH, NAME_MAX_LENGTH = 2, 256
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is too short, too long, or holds what is not shown."""
+    """Refuse a name that is too short, too long, or holds characters that are not shown."""
     if not NAME_MIN_LENGTH <= len(name) <= NAME_MAX_LENGTH:
         raise invalid(
             "Error validating name", name=f"must have {NAME_MIN_LENGTH} to {NAME_MAX_LENGTH} characters"
@@ -127,7 +127,7 @@ def is_visible(name: str) -> bool:
 
 
 def check_description(description: str) -> None:
-    """Refuse a description that holds what is not shown."""
+    """Refuse a description that holds characters that are not shown."""
     if UNPRINTABLE.search(description):
         raise invalid("Error validating description", description=TEXT_RULE)
 
@@ -136,11 +136,11 @@ def check_description(description: str) -> None:
 
 
 IdFactory: TypeAlias = Callable[[], str]
-"""Makes a new uuid string; passed in, so that a simulation can be replayed."""
+"""Makes a new uuid string. It is passed in, so that a simulation can be replayed."""
 
 
 class Changed(msgspec.Struct, Generic[T_co], frozen=True):
-    """The result of a change of intent, and the NVLink domains whose reconciler is to be woken."""
+    """The result of a change of intent, and the NVLink domains to reconcile."""
 
     value: T_co
     domains: frozenset[str]
@@ -152,7 +152,7 @@ removes the partition."""
 
 
 class Status(StrEnum):
-    """States of REST objects; each kind of object uses a part of them."""
+    """States of REST objects. Each kind of object uses a part of them."""
 
     PENDING = "Pending"
     PROVISIONING = "Provisioning"

@@ -1,9 +1,9 @@
 """Reads the records of a running NICo over its REST interface, and writes nothing.
 
-Each organisation is read with a token that may do so: a tenant's with TENANT_ADMIN, and, where one is
+Each organisation is read with a token that may do so: a tenant's with TENANT_ADMIN, and, if one is
 named, the provider's with PROVIDER_VIEWER for the machines. Lists are read page by page. A list counts
-only if it holds as many different objects as `X-Pagination` says. `read_nico` reads everything until two
-successive readings are equal, at most three times, because a plan from half a change would be wrong.
+only if it holds exactly the number of different objects in `X-Pagination`. `read_nico` reads everything until
+two successive readings are equal, at most three times, because a plan from half a change would be wrong.
 
 Only `https` is spoken, except to this machine, because each request carries a token. Redirects are not
 followed. No token appears in an error, and no proxy of the environment is used.
@@ -86,7 +86,7 @@ class NicoClient:
         return _decode(self._answer(reader, path, {}), Json, path)
 
     def list_all(self, reader: NicoReader, path: str, **filters: str) -> list[Json]:
-        """All objects of a list. Raises Retry where the list changed between two pages."""
+        """All objects of a list. Raises Retry if the list changed between two pages."""
         found: list[Json] = []
         total = 1
         while len(found) < total:
@@ -122,7 +122,7 @@ class NicoClient:
 def _trust(ca: Path | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=None if ca is None else str(ca))
-    except OSError as error:  # also what is no certificate
+    except OSError as error:  # also a file without a certificate
         reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else file_error_text(error)
         raise Refused(
             f"{ca} cannot be used: {reason}", nearest_fix="give the authority of NICo's REST as PEM"

@@ -1,6 +1,6 @@
-"""Our site as the planner of a takeover needs it: records, machines, and partitions that controllers show.
+"""The local site as a takeover plan needs it: records, machines, and partitions that controllers show.
 
-`read_site` is one read transaction. Domains whose newest observation does not count are named, because
+`read_site` is one read transaction. Domains without a current observation are named, because
 nothing in them can be compared.
 """
 

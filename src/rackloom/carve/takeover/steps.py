@@ -2,15 +2,15 @@
 
 `do_step` creates one record with its id, or adopts one partition, and writes into the journal that the
 import did it, in the same transaction. A step that the journal has already is not done again, therefore an
-import that was interrupted anywhere is repeated from its beginning. `undo_step` removes what a step
-created, only where the journal says that an import did.
+import that was interrupted anywhere is repeated from its beginning. `undo_step` removes the object of a
+step only if the journal records that an import created it.
 
-No step asks a switch controller for anything. The domains concerned are paused first, so no operation
+No step calls a switch controller. The domains concerned are paused first, so no operation
 begins in them while their records are incomplete. At the end of an import and of a rollback the pause ends
 only if the plan of the domain is empty: otherwise the site would change the fabric, which an operator
-decides. A pause that somebody else ordered stays.
+decides. A pause that someone else ordered stays.
 
-An adoption compares the GPUs once more, within its transaction: the partition must hold exactly the GPUs
+An adoption compares the GPUs again, within its transaction: the partition must hold exactly the GPUs
 of the step, and the imported instances must want exactly these in the domain.
 """
 
@@ -76,7 +76,7 @@ PLACEMENT = "as in NICo"
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
-    """What became of a step."""
+    """The outcome of a step."""
 
     state: StepState
     message: str = ""
@@ -87,7 +87,7 @@ _ALREADY = StepOutcome(StepState.ALREADY)
 
 
 class StepOrder(msgspec.Struct, frozen=True):
-    """Who imports, why and when; where new ids come from; and since when readings count."""
+    """The import's author, reason and time, the source of new ids, and the start of valid readings."""
 
     by: OperatorOrder
     ids: IdFactory
@@ -100,7 +100,7 @@ class StepOrder(msgspec.Struct, frozen=True):
 
 
 def do_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOutcome]:
-    """Do one step of a plan, unless it is done. Raises Rejected where the site has changed since the plan."""
+    """Do one step of a plan, unless it is done. Raises Rejected if the site has changed since the plan."""
     match step:
         case PauseDomain():
             return _pause(conn, step.domain, order)
@@ -108,7 +108,7 @@ def do_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOu
             return _settle(conn, step.domain, order)
     subject = subject_of_step(step)
     if journal.is_imported(conn, subject):
-        # What its tenant deleted since is not created again.
+        # An object that its tenant deleted since is not created again.
         gone = StepOutcome(StepState.ALREADY, "removed since it was imported")
         return Changed(_ALREADY if _exists(conn, step) else gone, frozenset())
     if _exists(conn, step):
@@ -119,7 +119,7 @@ def do_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOu
 
 
 def undo_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOutcome]:
-    """Remove what a step created. Raises Rejected where something else depends on it."""
+    """Remove the object that a step created. Raises Rejected if something else depends on it."""
     match step:
         case PauseDomain():
             return _pause(conn, step.domain, order)
@@ -172,7 +172,7 @@ def _settle(conn: sa.Connection, domain: str, order: StepOrder) -> Changed[StepO
     return Changed(_DONE, resumed.domains)
 
 
-# What a step creates, and whether it is there.
+# The objects that a step creates, and whether they exist.
 
 
 _TABLES: dict[type[Any], sa.Table] = {
@@ -334,7 +334,7 @@ def _adopt(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> froze
     return adopted.domains
 
 
-# What a rollback removes.
+# Removals of a rollback.
 
 
 def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:

@@ -2,8 +2,8 @@
 
 `capacity_of_domains` counts free, reserved, unhealthy, foreign, unlisted and closed trays by the rules of
 `placement`, and the largest batch that one request can get. Fragmentation is the share of free trays that no
-single request can get. Of other tenants it shows only numbers of trays, and to operators for whom trays are
-reserved.
+single request can get. About other tenants it shows only numbers of trays, and to operators the tenant that
+each tray is reserved for.
 """
 
 from collections import Counter, defaultdict
@@ -41,7 +41,7 @@ class InstanceTypeCapacity(msgspec.Struct, frozen=True):
 
 
 class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a domain, its free capacity, and what the viewer has in it."""
+    """The state of a domain, its free capacity, and the viewer's trays in it."""
 
     domain: str
     site_id: str | None
@@ -120,7 +120,7 @@ def capacity_of_domains(
         unshut = [row for row in allowed if row.id not in held and row.id not in unlisted]
         usable = [row for row in unshut if row.id not in others]
         healthy = [row for row in usable if row.id not in unhealthy and row.instance_type_id]
-        # A tenant learns nothing of a tray that is kept for others; a provider learns of its partition.
+        # A tray that is kept for others stays hidden from a tenant. A provider sees its partition.
         unkept = [row for row in allowed if quota is None or row.id not in others]
         free = Counter(row.instance_type_id for row in healthy)
         own_reserved = Counter(row.instance_type_id for row in healthy if row.id in reserved)

@@ -1,10 +1,10 @@
-"""What a provider offers: sites, machines and instance types.
+"""A provider's offer: sites, machines and instance types.
 
 A site is registered or not, has capabilities, and a policy for the factory default partition. A machine
 is a compute tray at a fixed place (chassis serial and slot). It shows as in use while it carries an
 instance, else in maintenance while it is cordoned, else with its own status. An instance type groups
-machines; only GPUs whose capability names device type NVLink can join partitions. `instance_type_stats`
-counts the machines of a type, how many are allocated, used and usable.
+machines. Only GPUs whose capability names device type NVLink can join partitions. `instance_type_stats`
+counts the machines of a type: those that exist, and those that are allocated, used and usable.
 
 A provider can change only its own sites and types. An object of another provider is answered as not
 found. An instance type is deleted only when no machine, instance, allocation or reservation refers to it. A
@@ -80,7 +80,7 @@ def check_site_registered(site: sa.Row[Any]) -> None:
 
 
 def check_nvlink_enabled(site: sa.Row[Any]) -> None:
-    """Refuse NVLink partitions where the site has disabled them."""
+    """Refuse NVLink partitions if the site has disabled them."""
     if not site.capabilities.get("nvLinkPartition"):
         raise invalid("Site specified in request does not have NVLink Partition capability enabled")
 
@@ -140,7 +140,7 @@ shown_machine_status = sa.case(
     (_is_ready_but_missing, Status.UNKNOWN),
     else_=machine.c.status,
 )
-"""A machine that carries an instance is in use, whatever its own health. A missing one is never Ready."""
+"""A machine with an instance is in use, even if it is unhealthy. A missing one is never Ready."""
 
 
 def has_machines(conn: sa.Connection) -> bool:
@@ -196,7 +196,7 @@ def gpus_of_machines(conn: sa.Connection, machine_ids: Collection[str]) -> dict[
 
 
 def largest_domain_size(conn: sa.Connection, site_id: str) -> int:
-    """Machines of the largest NVLink domain of the site; of the whole site while no domain is known."""
+    """Machines of the largest NVLink domain of the site, or of the whole site while no domain is known."""
     per_domain = (
         sa.select(sa.func.count())
         .where(machine.c.site_id == site_id, machine.c.domain.is_not(None))
@@ -218,7 +218,7 @@ def domains_of_machines(conn: sa.Connection, machine_ids: Collection[str]) -> di
 MachineCapabilities = Mapping[str, Any]
 
 CAPABILITY_DEVICE_TYPES = {"Network": "DPU", "GPU": "NVLink"}
-"""The only device type that a capability of each type may name; the other types name none."""
+"""The only device type that a capability of each type may name. The other types name none."""
 
 
 def get_instance_type(conn: sa.Connection, type_id: str) -> sa.Row[Any]:
@@ -228,7 +228,7 @@ def get_instance_type(conn: sa.Connection, type_id: str) -> sa.Row[Any]:
 
 
 def nvlink_gpu_count(capabilities: Sequence[MachineCapabilities]) -> int:
-    """How many GPUs of one machine can be put into an NVLink partition."""
+    """The number of GPUs of one machine that can be put into an NVLink partition."""
     return sum(
         int(capability.get("count") or 0)
         for capability in capabilities
@@ -243,7 +243,7 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
     allocated: int
     used: int
     promised: int
-    """Allocated and not in use: the sum over the tenants, of whom none uses up what another was promised."""
+    """Allocated and not in use, summed over the tenants: none of them uses up another's allocation."""
     usable: int
     """Empty, neither cordoned nor in maintenance, not shut, and not reserved for another tenant than the
     one."""
@@ -252,7 +252,7 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
 def instance_type_stats(
     conn: sa.Connection, type_ids: Collection[str], tenant_id: str | None, now: float
 ) -> dict[str, InstanceTypeStats]:
-    """The numbers of each instance type: what a tenant was allocated and uses; None: what all tenants do."""
+    """The numbers of each instance type: a tenant's allocation and use, or those of all tenants if None."""
     kept = {} if tenant_id is None else reserved_trays(conn, now, None)
     others = {tray.machine_id for tray in kept.values() if tray.tenant_id != tenant_id}
     type_id_column = allocation_constraint.c.instance_type_id
@@ -302,7 +302,7 @@ class NewInstanceType(msgspec.Struct, frozen=True):
 def create_instance_type(
     conn: sa.Connection, provider_id: str, wanted: NewInstanceType, now: float, ids: IdFactory
 ) -> str:
-    """A new instance type at a site; returns its id."""
+    """Create an instance type at a site. Return its id."""
     if get_site(conn, wanted.site_id).provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
     _check_capabilities(wanted.capabilities)

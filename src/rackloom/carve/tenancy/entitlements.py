@@ -1,9 +1,9 @@
-"""Who may use and operate what: tenants, providers, allocations, operated hardware, and quotas of objects.
+"""Entitlements: tenants, providers, allocations, operated hardware, and quotas of objects.
 
 An organization can be a tenant, an infrastructure provider, or both. An allocation lets a tenant use a
 number of machines of an instance type at a site. `core.place.instance_trays` defines the promise, beside the
-trays that are reserved for the tenant and idle. `check_quota` refuses more instances than that; a
-constraint can never shrink below what the tenant uses or has reserved.
+trays that are reserved for the tenant and idle. `check_quota` refuses more instances than that. A
+constraint can never shrink below the tenant's use and reservations.
 `grant_everything` gives a tenant every machine of every type, for an embedded site.
 
 A provider operates the machines of its sites, and the domains and chassis that they are wired to. A
@@ -12,12 +12,12 @@ must be able to register it. Everything else is answered as not found.
 
 Quotas bound the records that a tenant can create beside and on its machines: logical partitions, VPCs,
 instances and interfaces, and how many trays may wait for it in reservations. Every kind has a default. A
-provider at whose sites the tenant has an allocation can set another limit for it. A limit below what the
-tenant has already takes nothing away, and refuses anything new.
+provider can set another limit for a tenant that has an allocation at its sites. A limit below the tenant's
+present number takes nothing away, and refuses anything new.
 
-An object counts until its record is gone: also one in deletion, and an interface whose GPU was not yet
-observed outside its partition. `check_object_quota` reads the count in the transaction that creates the
-object. Transactions are serializable, so that two of them cannot exceed a limit together. Triggers of the
+An object counts until its record is gone. So an object in deletion counts, and so does an interface until its
+GPU is observed outside its partition. `check_object_quota` reads the count in the transaction that creates
+the object. Transactions are serializable, so that two of them cannot exceed a limit together. Triggers of the
 database keep the counts (`tenant_total`): to count rows would take longer the more a tenant has.
 """
 
@@ -69,14 +69,14 @@ def find_tenant(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
 
 
 def get_tenant(conn: sa.Connection, org: str) -> sa.Row[Any]:
-    """The tenant of `org`; refused when it has none."""
+    """The tenant of `org`. Refused if it has none."""
     if (row := find_tenant(conn, org)) is None:
         raise invalid("Org does not have a Tenant associated")
     return row
 
 
 def tenant_id_of(conn: sa.Connection, org: str) -> str:
-    """The id of the tenant of `org`; refused when it has none."""
+    """The id of the tenant of `org`. Refused if it has none."""
     return str(get_tenant(conn, org).id)
 
 
@@ -95,19 +95,19 @@ def find_provider(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
 
 
 def get_provider(conn: sa.Connection, org: str) -> sa.Row[Any]:
-    """The infrastructure provider of `org`; refused when it has none."""
+    """The infrastructure provider of `org`. Refused if it has none."""
     if (row := find_provider(conn, org)) is None:
         raise invalid("Org does not have an Infrastructure Provider associated")
     return row
 
 
 def provider_id_of(conn: sa.Connection, org: str) -> str:
-    """The id of the infrastructure provider of `org`; refused when it has none."""
+    """The id of the infrastructure provider of `org`. Refused if it has none."""
     return str(get_provider(conn, org).id)
 
 
 def orgs_by_id(conn: sa.Connection, table: sa.Table, ids: Collection[str]) -> dict[str, str]:
-    """The org of each tenant or infrastructure provider; `table` says which."""
+    """The org of each tenant or infrastructure provider. `table` selects which."""
     if len(ids) == 1:
         (only,) = ids
         row = find_row(conn, table, id=only)
@@ -208,7 +208,7 @@ def check_site_access(conn: sa.Connection, tenant_id: str, site_id: str) -> None
 
 
 def allocation_uses(conn: sa.Connection, tenant_id: str, now: float) -> dict[str, AllocationUse]:
-    """What the tenant may use, by the instance types that it uses, or has allocated or reserved."""
+    """The tenant's entitlement, by the instance types that it uses, or has allocated or reserved."""
     type_id = allocation_constraint.c.instance_type_id
     summed = (
         sa.select(type_id, sa.func.sum(allocation_constraint.c.value))
@@ -230,7 +230,7 @@ def allocation_uses(conn: sa.Connection, tenant_id: str, now: float) -> dict[str
 
 
 def check_quota(use: AllocationUse, requested: int, reserved: int) -> None:
-    """Refuse `requested` more machines, of which `reserved` wait for the tenant, beyond what it may use."""
+    """Refuse `requested` more machines, `reserved` of them kept for the tenant, beyond its entitlement."""
     if use.allocated is None:
         raise forbidden("Tenant does not have an Allocation for Instance Type")
     if not use.lacking(requested, reserved):
@@ -277,7 +277,7 @@ def update_allocation(
 def update_allocation_constraint(
     conn: sa.Connection, provider_id: str, allocation_id: str, constraint_id: str, value: int, now: float
 ) -> None:
-    """Change how many machines a constraint allots; never fewer than the tenant uses or has reserved."""
+    """Change how many machines a constraint allots. Never fewer than the tenant uses or has reserved."""
     row = get_allocation(conn, provider_id, allocation_id)
     found = find_row(conn, allocation_constraint, id=constraint_id, allocation_id=allocation_id)
     constraint = require(found, "Could not find Allocation Constraint with specified ID")
@@ -286,7 +286,7 @@ def update_allocation_constraint(
 
 
 def delete_allocation(conn: sa.Connection, provider_id: str, allocation_id: str, now: float) -> None:
-    """Delete an allocation of which the tenant uses nothing and has nothing reserved."""
+    """Delete an allocation that the tenant neither uses nor has reserved."""
     row = get_allocation(conn, provider_id, allocation_id)
     constraints = constraints_of_allocations(conn, [allocation_id])
     allocated = {constraint.instance_type_id: constraint.value for constraint in constraints}
@@ -329,7 +329,7 @@ def create_allocation(
 
 
 def grant_everything(conn: sa.Connection, tenant_id: str, now: float, ids: IdFactory) -> None:
-    """Let a tenant use every machine of every type of every site; repeating it follows new machines."""
+    """Let a tenant use every machine of every type of every site. Repeat it to include new machines."""
     counted = (
         sa.select(instance_type.c.site_id, instance_type.c.id, sa.func.count(machine.c.id))
         .join(machine, machine.c.instance_type_id == instance_type.c.id, isouter=True)
@@ -404,7 +404,7 @@ def _insert_constraints(
 
 
 class QuotaKind(StrEnum):
-    """What is counted, by the name in REST."""
+    """The kinds of object that are counted, by their name in REST."""
 
     LOGICAL_PARTITIONS = "nvLinkLogicalPartitions"
     VPCS = "vpcs"
@@ -421,7 +421,7 @@ DEFAULT_LIMITS: Mapping[QuotaKind, int] = {
     QuotaKind.RESERVED_TRAYS: 72,
 }
 """A tenant with all trays of 1,000 racks, each GPU being moved at once, stays below the first four. Trays in
-reservations are spares that nobody else can use: by default those of four racks of 18."""
+reservations are spares that no other tenant can use: by default those of four racks of 18."""
 
 _NOUNS = {
     QuotaKind.LOGICAL_PARTITIONS: "NVLink Logical Partitions",
@@ -473,7 +473,7 @@ def _limit_and_use(conn: sa.Connection, tenant_id: str, kind: QuotaKind, now: fl
 
 
 def count_objects(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
-    """How many objects of a kind the tenant has; not of reserved trays, which depend on the time."""
+    """The tenant's number of objects of a kind. Not for reserved trays, which depend on the time."""
     row: sa.Row[Any] | None = find_row(conn, tenant_total, tenant_id=tenant_id, kind=kind)
     return 0 if row is None else int(row.value)
 

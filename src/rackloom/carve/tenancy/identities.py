@@ -8,9 +8,9 @@ so a slow hash would add nothing.
 Each organisation may have `MAX_PER_ORG` of either. A role that a service account has cannot be deleted.
 
 Every change gives `identity_revision` another value in the same transaction. `read_identities` reads all
-that is needed to admit callers; a process that has read them compares the revision to learn whether they
-still hold. Nothing here decides whether the caller may make a change; the routes do, before they call this
-module.
+records that are needed to admit callers. A process that has read them compares the revision to learn whether
+they still hold. Nothing here decides whether the caller may make a change. The routes do, before they call
+this module.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,14 +37,14 @@ _REVISION_ID = "all"
 
 
 class CustomRole(msgspec.Struct, frozen=True):
-    """What a custom role allows."""
+    """The rights of a custom role."""
 
     side: str
     permissions: frozenset[str]
 
 
 class AccountKey(msgspec.Struct, frozen=True):
-    """A key of a service account, with what its holder may do."""
+    """A key of a service account, with the rights of its holder."""
 
     hash: str
     account_id: str
@@ -262,5 +262,5 @@ def revoke_key(conn: sa.Connection, account_id: str, key_id: str, ids: IdFactory
 
 
 def record_use(conn: sa.Connection, key_id: str, now: float) -> None:
-    """Record that a key was used; no new revision, because nothing that admits callers changes."""
+    """Record that a key was used. No new revision, because nothing that admits callers changes."""
     update_rows(conn, service_account_key, {"id": key_id}, last_used=now)

@@ -3,8 +3,8 @@
 An instance is a tenant's use of one machine. `plan_creation` applies every rule (VPC, site, allocation,
 names, interfaces, quota), places the instances and returns a plan. `execute_creation` writes it in the
 same transaction. A batch creates all instances or none, and a dry run stops after the plan.
-`publish_intent_change` increments the revisions of the machines' domains and updates statuses. What the
-fabric makes of the intent is decided from observations.
+`publish_intent_change` increments the revisions of the machines' domains and updates statuses. The
+fabric's response to the intent is decided from observations.
 
 An interface names the logical partition that a GPU shall join. A list of interfaces is always the complete
 desired state: a GPU that is not in it is detached. `replace_interfaces` keeps the row, and with it the
@@ -13,10 +13,11 @@ shows the GPU outside the partition. `check_interfaces` refuses device instances
 have or that repeat, and partitions that are not Ready, at another site, or of another tenant. The last is
 answered as not found. If the VPC has a default logical partition, every interface must name that one.
 
-Warnings go with the answer and refuse nothing: a logical partition that spans several NVLink domains,
-whose GPUs share no memory across domains; a machine whose GPUs are split between partitions, because
-GPU feature discovery then drops its `nvidia.com/gpu.clique` label; and a chosen machine with GPUs in a
-partition that the site did not make, because they join nothing until an operator adopts or releases it.
+Warnings go with the answer and refuse nothing. There is one if a logical partition spans several NVLink
+domains, because GPUs share no memory across domains, and one if a machine's GPUs are split between
+partitions, because GPU feature discovery then drops its `nvidia.com/gpu.clique` label. There is one if a
+chosen machine has GPUs in a partition that the site did not make: they join nothing until an operator adopts
+or releases it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -53,7 +54,7 @@ from rackloom.core.place.instance_trays import AllocationUse, TrayChoice, TrayRe
 
 
 class WarningKind(StrEnum):
-    """What a warning is about."""
+    """The subject of a warning."""
 
     SPANS_DOMAINS = "LogicalPartitionSpansDomains"
     TRAY_SPLIT = "TraySplit"
@@ -100,7 +101,7 @@ def check_instance_name(conn: sa.Connection, tenant_id: str, site_id: str, name:
 def nvlink_gpus_of_instance(
     conn: sa.Connection, site: sa.Row[Any], type_id: str | None, machine_id: str | None
 ) -> int:
-    """NVLink GPUs of an instance: what its type says, else what its machine has."""
+    """NVLink GPUs of an instance, from its type, or else from its machine."""
     if type_id is None:
         return len(catalog.gpus_of_machines(conn, [machine_id])[machine_id]) if machine_id else 0
     try:
@@ -162,7 +163,7 @@ def check_interfaces(
 def check_hardware_and_partitions(
     conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec], gpus: int
 ) -> None:
-    """As `check_interfaces`, whatever the default of the VPC: an instance may be older than the default."""
+    """As `check_interfaces`, without the default of the VPC: an instance may be older than the default."""
     _check_devices(wanted, gpus)
     _check_logical_partitions(conn, vpc, wanted)
 
@@ -192,7 +193,7 @@ def interfaces_of(conn: sa.Connection, instance_id: str) -> Sequence[sa.Row[Any]
 def replace_interfaces(
     conn: sa.Connection, instance_id: str, wanted: Sequence[InterfaceSpec], now: float, ids: IdFactory
 ) -> bool:
-    """Make `wanted` the interfaces of the instance; False when they already are.
+    """Make `wanted` the interfaces of the instance, or return False if they already are.
 
     A GPU that stays in its logical partition keeps its row, and with it its readiness.
     """
@@ -244,14 +245,14 @@ def _check_devices(wanted: Sequence[InterfaceSpec], gpus: int) -> None:
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """New instances that differ in their names only; all are created or none."""
+    """New instances that differ in their names only. All are created or none."""
 
     names: tuple[str, ...]
     vpc_id: str
     instance_type_id: str | None
     machine_id: str | None = None
     interfaces: tuple[InterfaceSpec, ...] | None = None
-    """None: those that follow from the VPC's default."""
+    """None stands for the interfaces that follow from the VPC's default."""
     one_domain: bool = True
     same_domain: bool = False
     """All in one domain, one where their logical partitions have members already, if they have any."""
@@ -277,11 +278,11 @@ class MachineAssignment(msgspec.Struct, frozen=True):
 
 
 class CreationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The instances that would be created; `execute_creation` writes them in the same transaction.
+    """The instances that would be created. `execute_creation` writes them in the same transaction.
 
-    Its `id` is a digest of what a tenant decides on: the VPC, the machines and their domains, the interfaces
-    and the warnings. Names of a batch are new in each plan, and the reason counts what is left: a plan that
-    differs in these alone is the same.
+    Its `id` is a digest of the facts that a tenant decides on: the VPC, the machines and their domains, the
+    interfaces and the warnings. Names of a batch are new in each plan, and the reason counts the remaining
+    trays: a plan that differs in these alone is the same.
     """
 
     request: InstanceRequest
@@ -436,7 +437,7 @@ def _chosen_machine(
         raise conflict(f"Machine specified in request is not available: it is {found.shown_status}")
     kept = placement.reserved_trays(conn, now, [found.id]).get(found.id)
     if kept is not None and kept.tenant_id != tenant.id:
-        # For whom and until when is for those who operate the machine.
+        # Only operators of the machine may know its reservation.
         raise conflict("Machine specified in request is not available")
     if gpus := placement.unlisted_gpus(conn, [found.id]).get(found.id):
         raise conflict(

@@ -77,13 +77,13 @@ def update_instance(
 
 
 def delete_instance(conn: sa.Connection, tenant_id: str, instance_id: str, now: float) -> Changed[None]:
-    """Begin to release an instance; it disappears when its GPUs are observed outside our partitions."""
+    """Begin to release an instance. It is gone once its GPUs are observed outside the site's partitions."""
     instance = get_instance(conn, tenant_id, instance_id)
     return Changed(None, release_instance(conn, instance, "Received request for deletion", now))
 
 
 def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, now: float) -> frozenset[str]:
-    """Begin to release an instance; returns the domains to wake. Repeating it does nothing."""
+    """Begin to release an instance. Return the domains to wake. Repeating it does nothing."""
     if instance.status == Status.TERMINATING:
         return frozenset()
     update_rows(conn, table, {"id": instance.id}, status=Status.TERMINATING, intent_at=now, updated=now)
@@ -95,9 +95,9 @@ def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, no
 
 
 def forget_instance(conn: sa.Connection, instance: sa.Row[Any], now: float) -> frozenset[str]:
-    """Delete the records of an instance whose GPUs stay where they are; returns the domains to wake.
+    """Delete the records of an instance whose GPUs stay where they are. Return the domains to wake.
 
-    Only for an instance of which no partition of the site holds a GPU: the GPUs of any other are released.
+    Only for an instance whose GPUs are in no partition of the site. The GPUs of any other are released.
     """
     if instance.status == Status.TERMINATING:
         raise conflict("Instance is terminating")
@@ -158,7 +158,7 @@ def interfaces_by_instance(conn: sa.Connection, instance_ids: Sequence[str]) -> 
 
 
 def detach_all_interfaces(conn: sa.Connection, instance_id: str, now: float) -> None:
-    """Detach every GPU; the rows stay until the GPUs are observed outside their partitions."""
+    """Detach every GPU. The rows stay until the GPUs are observed outside their partitions."""
     mine = sa.update(nvlink_interface).where(nvlink_interface.c.instance_id == instance_id)
     conn.execute(mine.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
 

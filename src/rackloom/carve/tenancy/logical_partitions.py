@@ -5,7 +5,7 @@ A logical partition is a tenant's name for a set of GPUs that shall share memory
 Creating one writes a record, which is Ready at once. The fabric gets a partition when the first GPU
 joins. A deletion is refused while a VPC has it as default, with the fix, or an active instance uses it.
 The record is removed when no owned partition of it is observed or being created, and no interface
-refers to it. A create whose outcome was never learned does not delay this: its name stays in
+refers to it. A create without a known outcome does not delay this: its name stays in
 `owned_partition`, so the partition is recognized and removed should it appear later.
 
 A VPC matters here only for its optional default logical partition, which its new instances join. The
@@ -77,7 +77,7 @@ _REFERENCES = PreparedStatement(
 
 
 def find_logical_partition(conn: sa.Connection, partition_id: str) -> sa.Row[Any] | None:
-    """The logical partition, whoever owns it, or None."""
+    """The logical partition of any owner, or None."""
     return find_row(conn, partitions, id=partition_id)
 
 
@@ -97,7 +97,7 @@ class NewLogicalPartition(msgspec.Struct, frozen=True):
 def create_logical_partition(
     conn: sa.Connection, tenant_id: str, wanted: NewLogicalPartition, now: float, ids: IdFactory
 ) -> str:
-    """A new logical partition, ready at once; returns its id."""
+    """Create a logical partition, which is ready at once. Return its id."""
     check_new_logical_partition(conn, tenant_id, wanted, now)
     new = ids()
     row = {**msgspec.structs.asdict(wanted), "id": new, "tenant_id": tenant_id}
@@ -148,7 +148,7 @@ def update_logical_partition(
 def instances_using_default(
     conn: sa.Connection, logical_partition_id: str, vpc_ids: Sequence[str]
 ) -> list[str]:
-    """The instances of VPCs with this default that have an interface on it; they keep it from changing."""
+    """The instances of VPCs with this default that have an interface on it. They keep it from changing."""
     using = (
         sa.select(nvlink_interface.c.instance_id)
         .join(instance, instance.c.id == nvlink_interface.c.instance_id)
@@ -209,7 +209,7 @@ def remove_emptied_partitions(conn: sa.Connection, now: float) -> None:
 
 
 def _remove(conn: sa.Connection, partition: sa.Row[Any], before: Sequence[EventNote], now: float) -> None:
-    """Delete the record; its last event comes after those of `before`."""
+    """Delete the record. Its last event comes after those of `before`."""
     delete_rows(conn, partitions, id=partition.id)
     journal.delete_histories(conn, [partition.id])
     gone = EventNote(Event.LOGICAL_PARTITION, partition.id, journal.EVENT_DELETED)
@@ -238,11 +238,11 @@ class NewVpc(msgspec.Struct, frozen=True, kw_only=True):
     logical_partition_id: str | None = None
     extra: Mapping[str, Any] = {}
     id: str | None = None
-    """None: any."""
+    """None stands for any id."""
 
 
 def create_vpc(conn: sa.Connection, tenant_id: str, wanted: NewVpc, now: float, ids: IdFactory) -> str:
-    """A new VPC; returns its id."""
+    """Create a VPC. Return its id."""
     new = wanted.id or ids()
     wanted = msgspec.structs.replace(wanted, id=new)
     check_new_vpc(conn, tenant_id, wanted, now)

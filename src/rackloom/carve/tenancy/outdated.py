@@ -1,10 +1,10 @@
-"""What recorded statuses are shown as while the readings under them are outdated.
+"""The statuses to show instead of the recorded ones while the readings under them are outdated.
 
-Statuses are written when a reading is recorded, or its loss. Where neither can be written, or nobody does
-it, rows go on saying Ready. So each reader asks `outdated_domains` of `observation.latest` first, and shows
+Statuses are written when a reading is recorded, or its loss. If neither can be written, or no process does
+so, rows remain Ready. So each reader calls `outdated_domains` of `observation.latest` first, and shows
 rows of these domains as the status writer would have written them:
 
-- an instance that is Ready is Unknown since the last reading, and its history begins with that entry;
+- an instance that is Ready is Unknown since the last reading, and its history begins with that entry.
 - an interface that is Ready is Pending, with the reason.
 
 Every other status claims nothing about the present, and is shown as recorded. `shown_status_column` is the
@@ -41,7 +41,7 @@ OutdatedDomains = Mapping[str, LatestObservation]
 def machine_doubts(
     conn: sa.Connection, machine_ids: Collection[str], outdated: OutdatedDomains
 ) -> Mapping[str, LatestObservation]:
-    """The machines that are in an outdated domain, with what is known of that."""
+    """The machines that are in an outdated domain, with the latest observation of the domain."""
     if not outdated:
         return {}
     domains = catalog.domains_of_machines(conn, machine_ids)
@@ -53,7 +53,7 @@ def machine_doubts(
 
 
 def shown_status(status: str, doubt: LatestObservation | None) -> str:
-    """The status of an instance whose machine is in a domain of which `doubt` is known."""
+    """The status of an instance, if `doubt` is the latest observation of its machine's outdated domain."""
     return Status.UNKNOWN if doubt is not None and status == Status.READY else status
 
 
@@ -138,7 +138,7 @@ def notes_of_tenant(conn: sa.Connection, tenant_id: str, valid_from: float) -> d
 
 
 def recorded_notes(conn: sa.Connection, shown: Mapping[str, EventNote]) -> list[EventNote]:
-    """What is recorded of objects that were shown otherwise: those of them that are Ready."""
+    """The recorded notes of objects that were shown otherwise: those of them that are Ready."""
     notes: list[EventNote] = []
     for kind, table in ((EventKind.INSTANCE, instance), (EventKind.INTERFACE, nvlink_interface)):
         ids = [object_id for object_id, note in shown.items() if note.kind is kind]

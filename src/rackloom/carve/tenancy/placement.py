@@ -17,7 +17,7 @@ Two kinds of trays are withheld:
 - A tray is shut if its GPUs could not join a partition now. A partition that the site did not make holds a
   GPU of it (`partitions.ownership`), or the newest valid reading of its domain lists GPUs of the tray, but
   not all that are recorded there. The inventory sync marks an unlisted GPU in place of its last health, which
-  means nothing any more. A tray of which no GPU is listed is missing, and its machine shows that. While a
+  means nothing any more. A tray without any listed GPU is missing, and its machine shows that. While a
   domain cannot be read, its trays stay as they were last seen.
 """
 
@@ -107,7 +107,7 @@ def reservations_in_force(conn: sa.Connection, now: float) -> dict[str, Reservat
 def reserved_trays(
     conn: sa.Connection, now: float, machine_ids: Collection[str] | None
 ) -> dict[str, ReservedTray]:
-    """The trays of `machine_ids` that are reserved now, by machine; of all machines where None."""
+    """The trays of `machine_ids` that are reserved now, by machine. None stands for all machines."""
     wanted = _TRAYS if machine_ids is None else _TRAYS.where(reserved_tray.c.machine_id.in_(machine_ids))
     kept = [ReservedTray(*row) for row in conn.execute(wanted)]
     counting = in_force((Reservation(tray.reservation_id, tray.tenant_id, tray.until) for tray in kept), now)
@@ -115,7 +115,7 @@ def reserved_trays(
 
 
 def count_reserved_trays(conn: sa.Connection, tenant_id: str, now: float) -> int:
-    """How many trays are reserved for the tenant now."""
+    """The number of trays that are reserved for the tenant now."""
     return _of_tenant(conn, tenant_id, now, sa.true()).total()
 
 
@@ -152,7 +152,7 @@ def _of_tenant(
 
 
 UNLISTED = -1
-"""Recorded as the health of a GPU that the controller does not list; no `GpuHealth` has this number."""
+"""Recorded as the health of a GPU that the controller does not list. No `GpuHealth` has this number."""
 
 # Built once: every new instance runs these.
 _is_unlisted = machine_gpu.c.health == UNLISTED
@@ -172,14 +172,14 @@ UNLISTED_FIX = "have the operator of the site find out why switch controllers do
 
 
 class ShutTray(msgspec.Struct, frozen=True):
-    """Why a tray is shut, and the help for it. Tenants read both."""
+    """The reason why a tray is shut, and the remedy. Tenants read both."""
 
     why: str
     fix: str
 
 
 def shut_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, ShutTray]:
-    """The trays of `machine_ids` that are shut; of all machines where None."""
+    """The trays of `machine_ids` that are shut. None stands for all machines."""
     found = {
         machine_id: ShutTray(foreign_partition_text([tray.partition_id for tray in trays]), FOREIGN_FIX)
         for machine_id, trays in ownership.foreign_trays(conn, machine_ids).items()
@@ -190,7 +190,7 @@ def shut_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict
 
 
 def unlisted_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, dict[int, PartName]]:
-    """Machine -> device instance and name of its unlisted GPUs; of all machines where None."""
+    """Machine -> device instance and name of its unlisted GPUs. None stands for all machines."""
     wanted = _UNLISTED_GPUS
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
@@ -201,7 +201,7 @@ def unlisted_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> d
 
 
 def unlisted_text(gpus: Iterable[int]) -> str:
-    """Why a tray with unlisted GPUs is not free, for tenants: they know its machine, and not its rack."""
+    """The reason why a tray with unlisted GPUs is not free. Tenants know its machine, and not its rack."""
     return f"{' and '.join(f'gpu-{number}' for number in gpus)} not listed by the switch controller"
 
 
@@ -304,7 +304,7 @@ def place_instances(
     logical_partitions: Collection[str],
     now: float,
 ) -> TrayChoice[str]:
-    """Machines of the type for `request`; refused as a conflict when the site has no room."""
+    """Machines of the type for `request`. Refused as a conflict if the site has no room."""
     placed_by_domain = Counter[str]()
     for in_domain in partition_members(conn, logical_partitions).values():
         placed_by_domain.update(in_domain)
@@ -372,7 +372,7 @@ def domain_rooms(
     shut = shut_trays(conn, None)
     shut_machines = conn.execute(_SHUT_MACHINES, {"type": type_id}).all() if shut else ()
     unhealthy_machines = conn.execute(_UNHEALTHY_MACHINES, parameters).all() if unhealthy else ()
-    # For whom the named machines are kept.
+    # The tenants that the named machines are kept for.
     owners: dict[str, str] = {}
     if reservations and (named := [row.id for row in (*shut_machines, *unhealthy_machines)]):
         kept = sa.select(reserved_tray).where(reserved_tray.c.machine_id.in_(named))
@@ -424,7 +424,7 @@ def _machines_of_slots(
 
 
 def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
-    """Machine -> its unhealthy GPUs as the switch controllers report them; of all machines where None."""
+    """Machine -> its unhealthy GPUs as the switch controllers report them. None stands for all machines."""
     wanted = sa.select(machine_gpu).where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))

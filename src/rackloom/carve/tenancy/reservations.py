@@ -3,11 +3,11 @@
 A reservation holds certain trays of one instance type. The provider names them, or a number of them: then
 the placement search chooses among healthy empty trays that no reservation keeps, all in one NVLink domain
 unless the order allows several. A tray is in one reservation that counts at most. One that carries another
-organisation's instance cannot be reserved, and the refusal says whose it is. A tray stays reserved when it
-goes into maintenance, becomes foreign or gets sick: nobody replaces it, but the reservation shows it.
+organisation's instance cannot be reserved, and the refusal names the organisation. A tray stays reserved when
+it goes into maintenance, becomes foreign or gets sick: it is not replaced, but the reservation shows it.
 
-Allocations say how many machines of a type a tenant may use; reservations say which wait for it. So the
-trays that a tenant uses and those that wait for it may together not exceed what its allocations hold. The
+Allocations limit how many machines of a type a tenant may use. Reservations keep certain ones for it. So the
+trays that a tenant uses and those that wait for it may together not exceed its allocations. The
 quota `reservedTrays` limits how much of a site waits for one organisation.
 
 A reservation ends at its time without a write (`reserved_trays`). It can be ended earlier, but a past one
@@ -31,10 +31,10 @@ from rackloom.carve.tenancy import catalog, entitlements, placement
 from rackloom.core.place.instance_trays import TrayRequest, given_up
 
 MAX_SECONDS = 366 * 86_400.0
-"""The longest time ahead: a forgotten reservation ends by itself within a year."""
+"""The longest time ahead: a forgotten reservation ends within a year."""
 
 MAX_TRAYS = 4096
-"""Of one reservation."""
+"""The most trays of one reservation."""
 
 
 class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
 def create_reservation(
     conn: sa.Connection, provider_id: str, request: ReservationRequest, order: OperatorOrder, ids: IdFactory
 ) -> str:
-    """Keep trays for a tenant; returns the id of the reservation."""
+    """Keep trays for a tenant. Return the id of the reservation."""
     _check_end(request.until, order.now)
     if not has_row(conn, tenant, id=request.tenant_id):
         raise invalid("Could not find Tenant with ID specified in request", tenantId="does not exist")
@@ -105,7 +105,7 @@ def update_reservation(
         machine_ids = sorted(set(before) - set(given_up(before, _carrying(conn, before), count)))
     if machine_ids is not None:
         added, removed = sorted(set(machine_ids) - set(before)), sorted(set(before) - set(machine_ids))
-        # What is given up goes first: it no longer counts where the room for new trays is checked.
+        # Remove trays first: they must no longer count when the room for new ones is checked.
         if removed:
             of_this = reserved_tray.c.reservation_id == reservation_id
             conn.execute(sa.delete(reserved_tray).where(of_this, reserved_tray.c.machine_id.in_(removed)))
@@ -128,7 +128,7 @@ def update_reservation(
 def delete_reservation(
     conn: sa.Connection, provider_id: str, reservation_id: str, order: OperatorOrder
 ) -> None:
-    """Free the trays of a reservation; instances on them stay."""
+    """Free the trays of a reservation. Instances on them stay."""
     get_reservation(conn, provider_id, reservation_id)
     machine_ids = trays_of_reservations(conn, [reservation_id])[reservation_id]
     delete_rows(conn, reserved_tray, reservation_id=reservation_id)
@@ -243,7 +243,7 @@ def _check_room(
 
 
 def _insert_trays(conn: sa.Connection, reservation_id: str, machine_ids: Collection[str]) -> None:
-    # What is left of reservations that have ended gives way.
+    # Rows of reservations that have ended give way.
     conn.execute(sa.delete(reserved_tray).where(reserved_tray.c.machine_id.in_(machine_ids)))
     conn.execute(
         sa.insert(reserved_tray),
@@ -257,6 +257,6 @@ def _carrying(conn: sa.Connection, machine_ids: Collection[str]) -> set[str]:
 
 
 def _record_step(conn: sa.Connection, step: Step, machine_ids: Collection[str], order: OperatorOrder) -> None:
-    # By tray: whoever operates it reads its steps.
+    # By tray: its operator reads its steps.
     for machine_id, domain in sorted(catalog.domains_of_machines(conn, machine_ids).items()):
         journal.record_operator_step(conn, step, machine_id, domain, order)

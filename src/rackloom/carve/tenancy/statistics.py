@@ -1,7 +1,7 @@
-"""Statistics: how many machines, instances and VPCs are in which status, and who uses machines of which type.
+"""Statistics: machines, instances and VPCs by status, and the machines of each type by organisation.
 
 The database counts. Statuses are those that the lists show, so that a statistic and a list never disagree: a
-machine with an instance is InUse whatever else it is, and an instance whose last reading is outdated is
+machine with an instance is always InUse, and an instance whose last reading is outdated is
 Unknown and not Ready.
 """
 
@@ -35,16 +35,16 @@ class AllocatedMachines(msgspec.Struct, frozen=True):
 
 
 class MachineUse(msgspec.Struct, frozen=True):
-    """The machines of some sites, and what is allocated of them."""
+    """The machines of some sites, and their allocations."""
 
     by_type: dict[str | None, StatusCounts]
-    """By instance type; None: machines without one."""
+    """By instance type. None stands for machines without one."""
     used: dict[tuple[str, str], StatusCounts]
     """Those that carry instances, by tenant and instance type."""
     allocations: list[AllocatedMachines]
 
     def used_of_type(self, type_id: str) -> StatusCounts:
-        """The machines of a type that carry instances, of whichever tenant."""
+        """The machines of a type that carry instances of any tenant."""
         return sum((counts for (_, of), counts in self.used.items() if of == type_id), Counter())
 
     def max_allocatable(self, type_id: str) -> int:
@@ -61,7 +61,7 @@ class MachineUse(msgspec.Struct, frozen=True):
 
 
 def count_instances(conn: sa.Connection, tenant_id: str, valid_from: float) -> StatusCounts:
-    """The instances of a tenant; readings from before `valid_from` do not count."""
+    """The instances of a tenant. Readings from before `valid_from` do not count."""
     status = outdated.shown_status_column(instance, latest.outdated_domains(conn, valid_from))
     return _count(conn, sa.select(status, sa.func.count()).where(owned_by(instance.c.tenant_id, tenant_id)))
 
@@ -100,7 +100,7 @@ def _count(conn: sa.Connection, counted: sa.Select[Any]) -> StatusCounts:
 
 
 def allocated_machines(conn: sa.Connection, site_ids: Collection[str]) -> list[AllocatedMachines]:
-    """What the allocations at the sites give, by organisation, name and instance type."""
+    """The allocations at the sites, by organisation, name and instance type."""
     given = (
         sa.select(
             allocation.c.id,

@@ -1,4 +1,4 @@
-"""Status writer: updates instances, interfaces and drains to what the latest observation supports.
+"""Status writer: updates instances, interfaces and drains from the latest observation.
 
 `update_statuses` runs after every change of intent and after every observation of a domain:
 
@@ -7,7 +7,7 @@
 2. Load the facts: valid observations, owned partitions, blockers, open operations, tenants, policy.
 3. Apply the status rules of `core.partitions.status_rules` to each drain, interface and instance.
 4. Write the differences in a few statements, with status history and tenant events.
-5. Remove deleted logical partitions of which the fabric holds nothing any more.
+5. Remove deleted logical partitions that the fabric no longer has.
 
 A status never claims more than the newest observation supports. When an observation is lost, or
 contradicts itself about a GPU of it, a Ready instance becomes Unknown. Interfaces have no Unknown in the
@@ -89,7 +89,7 @@ class HeldInstance(msgspec.Struct, frozen=True):
     gpus: dict[int, int | None]
     interfaces: Sequence[sa.Row[Any]]
     drain: str | None
-    """Why the tray is drained, or None if it is not."""
+    """The reason why the tray is drained, or None if it is not."""
 
     def guid(self, device_instance: int) -> int | None:
         """Fabric GUID of a GPU, or None until observed."""

@@ -1,4 +1,4 @@
-"""Reads from a Kubernetes API server what the checks of ComputeDomains need.
+"""Reads the objects that the checks of ComputeDomains need from a Kubernetes API server.
 
 `collect_cluster` turns six lists (ComputeDomains, ResourceClaimTemplates, ResourceClaims, GangPlans, pods,
 nodes) into `ClusterEvidence` and changes nothing. The caller passes in the function that reads a list. Its
@@ -6,8 +6,8 @@ errors pass through, because half a reading would show faults that are not there
 parsed are left out, as are pods without claims and pods that have ended.
 
 IMEX daemons are recognised by the name of their container and by the label with the ComputeDomain's UID,
-and only in the one namespace given: anybody may set labels and name containers in a namespace of their
-own. The state of a mesh comes from the annotation that each daemon writes on its pod.
+and only in the one namespace given: in other namespaces a tenant may set labels and name containers.
+The state of a mesh comes from the annotation that each daemon writes on its pod.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -63,7 +63,7 @@ ListReader = Callable[[ResourceKind], Awaitable[list[Object]]]
 
 
 class ObjectMapper(Protocol):
-    """Applies a function to objects, as `map` does; an implementation may cache results."""
+    """Applies a function to objects, as `map` does. An implementation may cache results."""
 
     def __call__(self, decode: Callable[[Object], V], objects: Iterable[Object], /) -> Iterable[V]:
         """`decode` of each object, in order."""
@@ -71,7 +71,7 @@ class ObjectMapper(Protocol):
 
 
 async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper = map) -> ClusterEvidence:
-    """Read everything that the checks need; IMEX daemons only from `namespace`, where tenants have no pods.
+    """Read everything that the checks need. IMEX daemons only from `namespace`, which has no pods of tenants.
 
     Errors of `read` pass through: a partial reading would show faults that do not exist.
     """

@@ -1,12 +1,12 @@
-"""Reads one host's files for the checks of a node, below any root; runs no program.
+"""Reads one host's files for the checks of a node, below any root. Runs no program.
 
-`collect_host` returns `HostEvidence`; what cannot be read is None or `UNREADABLE`, never a guess.
+`collect_host` returns `HostEvidence`. Anything that cannot be read is None or `UNREADABLE`, never a guess.
 
 - Processes and sockets come from /proc. They count as the host's own only if process 1 is in the initial
-  PID namespace; a copied tree has no namespace links and is taken for the host.
+  PID namespace. A copied tree has no namespace links and is taken for the host.
 - CDI comes from containerd's configuration: the file that the running containerd was given (k3s has its
   own), then the files that it imports. The last table of the CRI plugin wins and replaces earlier ones,
-  as in containerd's mergeConfig. The table's name depends on the version of the configuration; version 3
+  as in containerd's mergeConfig. The table's name depends on the version of the configuration. Version 3
   has CDI on by default. Number and size of files, and dots in a line, are limited, because the tree may
   be hostile.
 - IMEX: which nvidia-imex processes run, which of them are in pods (by the name of their control group,
@@ -78,9 +78,9 @@ _IPV4_MAPPED = "0000000000000000FFFF0000"
 
 
 class TcpSocket(msgspec.Struct, frozen=True):
-    """One socket; `own` and `peer` are the addresses of both sides as the kernel prints them, in hex.
+    """One socket. `own` and `peer` are the addresses of both sides as the kernel prints them, in hex.
 
-    An IPv4 address is in its short form, whichever family its socket has.
+    An IPv4 address is in its short form in sockets of both families.
     """
 
     own: str
@@ -91,7 +91,7 @@ class TcpSocket(msgspec.Struct, frozen=True):
 
 
 def sockets_of(host: Sysroot, process: int) -> tuple[TcpSocket, ...] | None:
-    """TCP sockets in the network namespace of `process`, both families; None where not all can be read."""
+    """TCP sockets in the network namespace of `process`, both families, or None if not all can be read."""
     ipv4, ipv6 = (host.whole(f"proc/{process}/net/{name}") for name in ("tcp", "tcp6"))
     if ipv4 is None:
         return None
@@ -125,9 +125,9 @@ _VERSION_WITH_CDI_ON = 3
 """Version of the configuration that only containerd 2 reads, and that has CDI on (containerd 2.0's notes)."""
 _MOST_FILES = 64
 _MOST_CHARACTERS = 1024 * 1024
-"""Of all files together."""
+"""The limit for all files together."""
 _MOST_DOTS_IN_LINE = 100
-"""In one line: tomllib's time grows with the square of a key's parts."""
+"""The most dots in one line: tomllib's time grows with the square of a key's parts."""
 _WILDCARDS = re.compile(r"[*?\[]")
 
 TomlTable = dict[str, Any]
@@ -135,10 +135,10 @@ T = TypeVar("T", dict[str, Any], list[Any])
 
 
 def cdi_setting(host: Sysroot, runtime: str | None) -> CdiSetting:
-    """Whether containerd is configured with CDI on; `UNREADABLE` where any of its files is not understood.
+    """Whether containerd is configured with CDI on. `UNREADABLE` if any of its files is not understood.
 
-    Without `runtime`, the name in the node's status, the file counts only where containerd is seen running
-    and CRI-O is not: Docker has one too, which no kubelet asks.
+    Without `runtime`, the name in the node's status, the file counts only if containerd is seen running
+    and CRI-O is not: Docker has one too, which no kubelet uses.
     """
     if runtime is None and (processes_named(host, "crio") or not processes_named(host, "containerd")):
         return CdiSetting.UNSAID
@@ -204,7 +204,7 @@ def _config_option(words: list[str]) -> PurePosixPath:
 
 
 def _config_text(host: Sysroot, path: PurePosixPath) -> str | None:
-    """A file's content; None where there is none. Raises ValueError for one that cannot be read."""
+    """A file's content, or None if there is no such file. Raises ValueError for one that cannot be read."""
     text = host.whole(str(path))
     if text is None and host.real(str(path)) is not None:
         raise ValueError(f"{path} cannot be read")
@@ -226,7 +226,7 @@ def _imported_files(host: Sysroot, beside: PurePosixPath, imports: list[Any]) ->
 
 
 def _toml_part(table: TomlTable, key: str, kind: type[T]) -> T:
-    """A part of a table, empty where it has none. Raises ValueError for one of another kind."""
+    """A part of a table, or an empty one if it is missing. Raises ValueError for one of another kind."""
     value = table.get(key, kind())
     if not isinstance(value, kind):
         raise ValueError(f"{key} is no {kind.__name__}")
@@ -248,12 +248,12 @@ _POD_CGROUP = re.compile(
     r"kubepods|/(?:[\w.-]*-)?pod[0-9a-f][0-9a-f_-]*(?:\.slice)?(?:/|$)|/(?:cri-containerd|crio)-",
     re.MULTILINE,
 )
-"""How kubelet and the runtimes name the control groups of pods, with both cgroup drivers."""
+"""The names that kubelet and the runtimes give the control groups of pods, with both cgroup drivers."""
 _CHANNEL_DEVICE = re.compile(r"channel([0-9]{1,4})")
 
 
 def collect_imex(host: Sysroot) -> ImexEvidence:
-    """What the host's files show of IMEX."""
+    """The evidence of IMEX in the host's files."""
     readable = 1 in process_ids(host) and shows_all_processes(host)
     running = processes_named(host, "nvidia-imex") if readable else None
     in_pods = {pid: _is_in_pod(host, pid) for pid in running or ()}
@@ -274,7 +274,7 @@ def collect_imex(host: Sysroot) -> ImexEvidence:
 
 
 def _is_in_pod(host: Sysroot, process: int) -> bool | None:
-    """Whether a process is in a pod; None where the name of its control group is not visible in full.
+    """Whether a process is in a pod, or None if the name of its control group is not visible in full.
 
     Within a cgroup namespace, the names of control groups outside of it are relative to it (`/../..`), and
     the common part is left out (cgroup_namespaces(7)).
@@ -340,13 +340,13 @@ def _peer_addresses(sockets: Sequence[TcpSocket]) -> set[str]:
 
 
 _INIT = 1
-"""The process whose network namespace is the host's own."""
+"""The process that has the host's network namespace."""
 
 
 def collect_host(here: str, root: Path, runtime: str | None) -> HostEvidence:
     """Read the host below `root`, which findings call `here`.
 
-    `runtime` is the node status' containerRuntimeVersion, where known.
+    `runtime` is the node status' containerRuntimeVersion, if known.
     """
     host = Sysroot(root)
     return HostEvidence(

@@ -2,10 +2,10 @@
 
 `read_transfers` reads every *.json file of a folder and refuses a file that is no transfer record. A
 measurement fails if its data differ, if another device than the promised one carried them, or if the rate
-fell short of what the topology promises. It holds if a promise was kept; otherwise there was no promise,
+fell below the topology's promise. It holds if a promise was kept. Otherwise there was no promise,
 or the result is unknown.
 
-A GPU is identified by the PCI address in the record and, where the record includes the discovered
+A GPU is identified by the PCI address in the record and, if the record includes the discovered
 machine, by the UUID found at that address. CUDA ordinals mean nothing outside the process that used them.
 """
 
@@ -64,7 +64,7 @@ def _recorded_at(file: Path, time: str) -> float:
 
 
 def _verdict(run: TransferReport) -> tuple[str, str]:
-    """It fails when data or device were wrong or the rate was short; it holds when a promise was kept."""
+    """Fails if data or device were wrong or the rate was short. Holds if a promise was kept."""
     if not run.verified:
         return "fails", "the data that arrived differ from those that were sent"
     if run.path.verdict == "does not hold":
@@ -76,7 +76,7 @@ def _verdict(run: TransferReport) -> tuple[str, str]:
 
 
 def _gpu_key(device: str, machine: Machine | None) -> GpuKey:
-    """The key of `cuda:` or `fabric:` and a PCI address; an ordinal means nothing outside its process."""
+    """The key of `cuda:` or `fabric:` and a PCI address. An ordinal means nothing outside its process."""
     kind, _, address = device.partition(":")
     if kind not in ("cuda", "fabric") or ":" not in address:
         return GpuKey()

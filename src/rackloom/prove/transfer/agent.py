@@ -1,12 +1,12 @@
 """The NIXL agent of one end on the UCX backend: optional wheels, UCX settings and UCX's log.
 
-NIXL is imported when an end starts; nothing else of Rackloom depends on it (`installation`).
+NIXL is imported when an end starts. Nothing else of Rackloom depends on it (`installation`).
 
 Facts behind the UCX settings: NIXL's own device list spoils TCP device names (it appends a port), so
-devices are pinned with UCX_NET_DEVICES. NIXL asks for two RMA rails by default, and UCX then
-silently splits one transfer over two devices; with one pinned device the limit is one rail.
+devices are pinned with UCX_NET_DEVICES. NIXL requests two RMA rails by default, and UCX then
+silently splits one transfer over two devices. With one pinned device the limit is one rail.
 UCX_PROTO_INFO prints a table per operation and peer, first for the loopback connection ("self"), then for
-the real one; only the latter counts.
+the real one. Only the latter counts.
 
 `open_agent` allocates the buffer before UCX starts, since UCX looks for a CUDA context then, registers
 it, and releases both on exit.
@@ -38,16 +38,16 @@ _PROTOCOL_ROW = re.compile(r"\|\s*(?P<range>\d\S*)\s*\|(?P<description>[^|]*)\|(
 _LANE_NAME = re.compile(r"\b([a-z]\w*/[\w.:-]+)")
 _UCX_COMPLAINT = re.compile(r"\b(?:ERROR|WARN)\s+(.*)$", re.MULTILINE)
 _NO_MESSAGES = "no active messages transport"
-"""What UCX says where no pinned transport carries messages and has an error handler for the peer. cma carries
-no messages; posix, sysv and self have no such handler. NIXL asks for one."""
+"""UCX's message if no pinned transport carries messages and has an error handler for the peer. cma carries
+no messages. posix, sysv and self have no such handler. NIXL requires one."""
 _WITHIN_MEMORY = IN_MEMORY | {"sm", "shm"}
-"""Transports of one host; UCX's names for groups of them, too."""
+"""Transports of one host, with UCX's names for groups of them."""
 _MOST_RAILS = 2
-"""NIXL's own limit; with one device pinned, one."""
+"""NIXL's own limit. It is one if one device is pinned."""
 
 
 def ucx_environment(ucx: UcxPins, log: Path) -> dict[str, str]:
-    """The variables that pin UCX and make it log what it does into `log`."""
+    """The variables that pin UCX and make it log its actions into `log`."""
     variables = {
         "UCX_PROTO_INFO": "y",
         "UCX_LOG_FILE": str(log),
@@ -96,7 +96,7 @@ def nixl_version() -> str:
 
 
 def ucx_version() -> str | None:
-    """Version of the UCX that NIXL loaded into this process, from UCX itself; None before it did."""
+    """Version of the UCX that NIXL loaded into this process, from UCX itself, or None before it is loaded."""
     found = _UCX_LIBRARY.search(Path("/proc/self/maps").read_text())
     if found is None:
         return None
@@ -107,7 +107,7 @@ def ucx_version() -> str | None:
 
 
 class NixlAgent:
-    """A NIXL agent on the UCX backend with one registered buffer; made by `open_agent`."""
+    """A NIXL agent on the UCX backend with one registered buffer. Made by `open_agent`."""
 
     def __init__(self, role: str, buffer: Buffer, log: Path, pins: UcxPins, *, progress_thread: bool) -> None:
         try:
@@ -125,7 +125,7 @@ class NixlAgent:
             raise self._not_started(error, pins) from error
 
     def _not_started(self, error: Exception, pins: UcxPins) -> Refused:
-        """UCX could not be started with what it was pinned to."""
+        """UCX could not be started with its pins."""
         alone = bool(pins.transports) and _WITHIN_MEMORY.issuperset(pins.transports)
         if alone and _NO_MESSAGES in self._read_log():
             return Refused(
@@ -139,12 +139,12 @@ class NixlAgent:
         )
 
     def explain(self, problem: str) -> str:
-        """`problem` with what UCX itself logged about it."""
+        """`problem` with UCX's own log about it."""
         complaint = ucx_complaint(self._read_log())
         return f"{problem} (UCX: {complaint})" if complaint else problem
 
     def protocols(self, op: TransferOp) -> tuple[str, ...]:
-        """What UCX uses for `op` towards the peer."""
+        """UCX's protocols for `op` towards the peer."""
         return ucx_protocols(self._read_log(), op)
 
     def request(
@@ -172,7 +172,7 @@ def open_agent(
     """An agent with a buffer of `spec.total_bytes` on `config`. Changes this process' environment.
 
     Raises:
-        Refused: not enough memory, no NIXL, or UCX cannot use what it was pinned to.
+        Refused: not enough memory, no NIXL, or UCX cannot use its pins.
     """
     require_nixl()
     with TemporaryDirectory(prefix="rackloom-transfer-") as directory:

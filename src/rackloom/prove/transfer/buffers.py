@@ -2,14 +2,13 @@
 
 `HostBuffer` is private memory that begins on a page. The kernel copies to and from sockets with `rep
 movsb`, which loses a third of the rate over loopback on AMD processors if source and destination differ
-in alignment; memory from malloc begins 16 bytes into a page. It refuses sizes for which two buffers would
+in alignment. Memory from malloc begins 16 bytes into a page. It refuses sizes for which two buffers would
 not fit into available memory.
 
 `DeviceBuffer` calls the CUDA driver API through ctypes, so no CUDA package is needed beside the driver.
 `cuda:N` allocates with cuMemAlloc. `fabric:N` uses the virtual memory management calls with a fabric
-handle, which NVLink needs to reach the memory from another node of its domain; UCX's cuda_ipc maps it
-there. The primary context has to be current before UCX starts, or UCX
-takes the memory for the host's.
+handle, which NVLink needs to reach the memory from another node of its domain. UCX's cuda_ipc maps it
+there. The primary context has to be current before UCX starts, or UCX takes the memory for the host's.
 
 numpy is imported only when a buffer is made.
 """
@@ -80,7 +79,7 @@ class _Access(ctypes.Structure):
 
 
 class CudaDriver:
-    """The CUDA driver, initialised; every call that fails is a Refused that names it.
+    """The CUDA driver, initialised. Every call that fails is a Refused that names it.
 
     Raises:
         Refused: there is no driver, or it does not start.
@@ -146,7 +145,7 @@ def page_aligned(size: int) -> mmap.mmap:
     """Zeroed private memory that begins on a page.
 
     The kernel copies to and from a socket with `rep movsb`, which costs a third of the rate over loopback on
-    AMD's processors where source and destination differ in alignment; what malloc gives begins 16 bytes
+    AMD's processors if source and destination differ in alignment. Memory from malloc begins 16 bytes
     into a page.
     """
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -164,7 +163,7 @@ class Buffer(ABC):
     @property
     @abstractmethod
     def address(self) -> int:
-        """Of the first byte."""
+        """The address of the first byte."""
 
     @abstractmethod
     def put(self, offset: int, data: Any) -> None:
@@ -182,7 +181,7 @@ class Buffer(ABC):
         """Give the memory back."""
 
     def copy_seconds(self) -> float | None:
-        """Shortest time in which this device copies a whole buffer to another; None for host memory."""
+        """Shortest time in which this device copies a whole buffer to another, or None for host memory."""
         return None
 
     def fill(self, seed: int) -> None:
@@ -231,7 +230,7 @@ class HostBuffer(Buffer):
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """The address of the first byte."""
         return int(self.array.ctypes.data)
 
     def put(self, offset: int, data: Any) -> None:
@@ -248,7 +247,7 @@ class HostBuffer(Buffer):
 
 
 class DeviceBuffer(Buffer):
-    """Memory of one GPU, whose primary context becomes current in this thread.
+    """Memory of one GPU. Its primary context becomes current in this thread.
 
     `name` is `cuda:N` or `fabric:N` with an ordinal or a PCI address for N.
 
@@ -279,7 +278,7 @@ class DeviceBuffer(Buffer):
 
     @property
     def address(self) -> int:
-        """Of the first byte, in the unified address space."""
+        """The address of the first byte, in the unified address space."""
         return self._pointer.value
 
     def put(self, offset: int, data: Any) -> None:
@@ -308,7 +307,7 @@ class DeviceBuffer(Buffer):
         self._call("cuCtxSynchronize")
 
     def copy_seconds(self) -> float | None:
-        """Shortest of some copies to a second buffer; None if there is no room for one."""
+        """Shortest of some copies to a second buffer, or None if there is no room for one."""
         try:
             other = DeviceBuffer(f"cuda:{self.ordinal}", self.size)
         except Refused:

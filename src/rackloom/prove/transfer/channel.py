@@ -3,7 +3,7 @@
 NIXL needs a side channel for agent metadata and addresses. A peer that can write to it decides which memory
 is overwritten, so every frame carries an HMAC-SHA256 under a session key that only holders of the shared
 secret can derive. Direction and sequence number are part of the MAC: no replay, no reflection. Frames are
-not encrypted; they hold addresses and counters, no payload.
+not encrypted. They hold addresses and counters, no payload.
 
 Frame: 4 bytes length of the body (big-endian), 32 bytes MAC, body (msgpack, 1 MiB at most).
 
@@ -11,8 +11,8 @@ Handshake: the initiator sends its nonce, the target answers with its own, the i
 over both nonces, then the target does. The initiator goes first, so a stranger who connects learns
 nothing from which the secret could be guessed.
 
-Messages: the initiator sends Offer, Begin, Finish; the target answers Served, Begun, Finished, or Refusal
-to an offer that it cannot take. Every read and write ends by the deadline of the `Wire`; a peer that is
+Messages: the initiator sends Offer, Begin, Finish. The target answers Served, Begun, Finished, or Refusal
+to an offer that it cannot take. Every read and write ends by the deadline of the `Wire`. A peer that is
 gone or too slow is Retry, a wrong secret or an altered frame is Refused.
 """
 
@@ -100,7 +100,7 @@ class Wire:
         return bytes(data)
 
     def peer_is_there(self) -> bool:
-        """Whether the connection stands; takes no byte from it and never waits."""
+        """Whether the connection stands. Takes no byte from it and never waits."""
         readable, _, _ = select.select([self._sock], [], [], 0)
         try:
             return not readable or bool(self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
@@ -119,7 +119,7 @@ class Wire:
 
 
 class Channel:
-    """Authenticated messages over a `Wire`; made by `connect_channel` and `accept_channel`."""
+    """Authenticated messages over a `Wire`. Made by `connect_channel` and `accept_channel`."""
 
     def __init__(self, wire: Wire, key: bytes, role: Role) -> None:
         self._wire, self._key = wire, key
@@ -189,7 +189,7 @@ def connect_channel(wire: Wire, secret: bytes) -> Channel:
 
 
 def accept_channel(wire: Wire, secret: bytes) -> Channel:
-    """The target's half of the handshake; the initiator has to prove itself first.
+    """The target's half of the handshake. The initiator has to prove itself first.
 
     Raises:
         Refused: the peer does not speak this protocol, or does not hold the same secret.
@@ -259,7 +259,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """The counters are read; the timed iterations may start."""
+    """The counters are read. The timed iterations may start."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):

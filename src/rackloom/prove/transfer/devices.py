@@ -1,17 +1,17 @@
 """Network devices that one end sees: links, byte counters, and whether its claim allocated exactly these.
 
 `read_links` describes every netdev and every port of an RDMA device from sysfs: state, rate, MTU, NUMA
-node, PCI address, current and best PCIe link. None stands for what the kernel does not report; the speed of
-a virtual device is left out, because the kernel prints one that means nothing.
+node, PCI address, current and best PCIe link. None stands for values that the kernel does not report. The
+speed of a virtual device is left out, because the kernel prints one that means nothing.
 
 `read_counters` reads the bytes that each device moved. /sys/class/net/<device>/statistics counts bytes
-with headers in the network namespace of the reader;
+with headers in the network namespace of the reader.
 /sys/class/infiniband/<hca>/ports/<n>/counters/port_xmit_data counts 4-byte words.
 
-`require_isolation` refuses to measure where a pod sees a device that was not allocated, or lacks one that
+`require_isolation` refuses to measure if a pod sees a device that was not allocated, or lacks one that
 was. The character devices in /dev/infiniband decide which HCAs a process can open: /sys/class/infiniband
-lists every HCA of the host where the RDMA subsystem shares them between namespaces. Netdevs are those of
-the process's network namespace; the device of the default route is the pod network and belongs to no
+lists every HCA of the host if the RDMA subsystem shares them between namespaces. Netdevs are those of
+the process's network namespace. The device of the default route is the pod network and belongs to no
 claim. A device may be named as HCA, netdev or PCI address.
 
 `read_allocation` reads the allocated NICs from ResourceClaim objects, as `kubectl get resourceclaims -o
@@ -45,12 +45,12 @@ def pci_address_of(device: Path) -> str | None:
 
 
 def read_links(sys: Path = SYSFS_ROOT) -> tuple[Link, ...]:
-    """All netdevs but `lo`, then all RDMA ports; what cannot be read is left out."""
+    """All netdevs but `lo`, then all RDMA ports. Those that cannot be read are left out."""
     return (*_netdevs(sys / "class/net"), *_rdma_ports(sys / "class/infiniband"))
 
 
 def sysfs_entries(directory: Path) -> list[Path]:
-    """The entries of a directory of sysfs, by name; none where there is no such directory."""
+    """The entries of a directory of sysfs, by name, or none if there is no such directory."""
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
@@ -84,7 +84,7 @@ def _rdma_ports(directory: Path) -> Iterator[Link]:
 
 
 def _with_pci_facts(link: Link, device: Path) -> Link:
-    """The link with the facts of its PCI function; virtual devices have none."""
+    """The link with the facts of its PCI function. Virtual devices have none."""
     function = device / "device"
     node = _sysfs_number(function / "numa_node")
     return msgspec.structs.replace(
@@ -121,7 +121,7 @@ _RDMA_WORD_BYTES = 4
 
 
 def read_counters(sys: Path = SYSFS_ROOT) -> DeviceCounters:
-    """The byte counters of all devices visible here; devices that vanish while reading are left out."""
+    """The byte counters of all devices visible here. Devices that vanish while reading are left out."""
     counters: dict[tuple[DeviceKind, str], tuple[int, int]] = {}
     for device in sysfs_entries(sys / "class/net"):
         with suppress(OSError, ValueError):
@@ -186,7 +186,7 @@ def missing_devices(
 
 
 def require_isolation(allocated: AllocatedDevices | None) -> VisibleDevices:
-    """What this end sees.
+    """The devices that this end sees.
 
     Raises:
         Refused: it sees a device that was not allocated to it, or lacks one that was. None checks nothing.
@@ -231,7 +231,7 @@ def _hca_of(sys: Path, file: str) -> str:
 
 
 def _default_route_devices(routes: Path) -> Iterable[str]:
-    """IPv4 routes to 0.0.0.0/0; columns Iface, Destination, ..., Mask in hexadecimal."""
+    """IPv4 routes to 0.0.0.0/0, with the columns Iface, Destination, ..., Mask in hexadecimal."""
     try:
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]
     except OSError:
@@ -248,7 +248,7 @@ def _entry_names(directory: Path) -> tuple[str, ...]:
 
 NIC_DRIVER = "dra.net"
 _PCI_NAME = re.compile(r"pci-([0-9a-f]{4,})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])")
-"""How the driver names a PCI device: `pci-0000-8a-00-0`."""
+"""The driver's name of a PCI device: `pci-0000-8a-00-0`."""
 
 
 class _AllocationResult(msgspec.Struct, frozen=True):
@@ -275,7 +275,7 @@ class _Claim(msgspec.Struct, frozen=True):
 def read_allocation(file: Path) -> AllocatedDevices:
     """The NICs of the claims in `file`: one ResourceClaim, a List or several documents, as YAML or JSON.
 
-    Such a file is what `kubectl get resourceclaims -o yaml` prints.
+    `kubectl get resourceclaims -o yaml` prints such a file.
 
     Raises:
         Refused: the file cannot be read, or no claim in it is allocated.
@@ -318,6 +318,6 @@ def _resource_claims(document: Any) -> Iterator[Any]:
 
 
 def _device_on_host(device: str) -> str:
-    """The PCI address in the name of a PCI device; other devices are named after their interface."""
+    """The PCI address in the name of a PCI device. Other devices are named after their interface."""
     found = _PCI_NAME.fullmatch(device)
     return device if found is None else "{}:{}:{}.{}".format(*found.groups())

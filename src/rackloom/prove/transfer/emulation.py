@@ -36,24 +36,24 @@ UNALIGNED_GIGABITS = 5.64
 two processors have something left: at twice the rate it is they that are measured."""
 MTU = 9000
 _READY_SECONDS = 5.0
-"""The kernel announces a carrier up to a second late (linkwatch); UCX finds no device before that."""
+"""The kernel announces a carrier up to a second late (linkwatch). UCX finds no device before that."""
 _NAMESPACE_NAME = re.compile(r"rackloom-(?P<pid>\d+)-\d+-[ab]")
 _namespace_numbers = itertools.count()
 
 
 class EmulatedPods(msgspec.Struct, frozen=True):
-    """Two emulated pods. `prefix_*` run a command inside one; the NICs are rdma0 and rdma1 in both."""
+    """Two emulated pods. `prefix_*` run a command inside one. The NICs are rdma0 and rdma1 in both."""
 
     prefix_a: tuple[str, ...]
     prefix_b: tuple[str, ...]
     address_b: str
-    """Where pod a reaches pod b on the pod network."""
+    """The address of pod b on the pod network, for pod a."""
     gigabits: tuple[float, float]
     """Declared rates of rdma0 and rdma1, Gb/s each way."""
 
 
 def can_emulate() -> str | None:
-    """Why pods cannot be emulated here, or None. Builds two and removes them (a quarter of a second)."""
+    """The obstacle to emulated pods here, or None. Builds two and removes them (a quarter of a second)."""
     try:
         with emulate():
             return None

@@ -3,7 +3,7 @@
 It takes the secret and one order from standard input, carries it out and exits with 0, with 1 after a
 Failed event, or with 3 when standard input closes, because then no process is left to read a result. Standard
 output is kept for events: whatever a library prints goes to standard error. The process leaves with
-`os._exit`, since destructors of a backend whose peer vanished can block for ever.
+`os._exit`, since destructors of a backend can block for ever after its peer has vanished.
 """
 
 import os
@@ -50,7 +50,7 @@ def main() -> None:
     except Refused as refused:
         _emit(out, Failed(refused.reason, refused.nearest_fix))
         code = 1
-    # Destructors of a backend whose peer vanished can wait for it for ever; the report is already out.
+    # Destructors of a backend can wait for ever for a peer that vanished. The report is already out.
     os._exit(code)
 
 
@@ -95,7 +95,7 @@ def _await_start(out: TextIO, seconds: float) -> None:
 
 
 def _watch_parent(stdin: BinaryIO) -> None:
-    """Any further line starts the timing; end of input means that the parent process is gone."""
+    """Any further line starts the timing. End of input means that the parent process is gone."""
     for _ in stdin:
         _started.set()
     os._exit(ORPHANED)

@@ -4,8 +4,8 @@ Sequence of a measurement, in the messages of `channel`:
 
 1. Both ends pin themselves to their processors, check that only their claim's devices are visible, and
    describe their host.
-2. Handshake; the initiator sends Offer; both ends register a buffer, that of the source filled from a
-   seed; the target sends Served with its metadata and one descriptor per block.
+2. Handshake. The initiator sends Offer. Both ends register a buffer, and that of the source is filled from
+   a seed. The target sends Served with its metadata and one descriptor per block.
 3. The initiator makes the connection and one reusable request, and runs the warm-ups.
 4. Begin: the sink is wiped, so that warm-up data cannot pass for timed data, and both ends read device
    counters and CPU usage. Then the timed iterations run.
@@ -13,8 +13,8 @@ Sequence of a measurement, in the messages of `channel`:
    both ends prove the data.
 
 Software transports move data only while a thread drives them. At the target NIXL's progress thread does
-it in native code, so the process can wait on the control channel; a target that sleeps and polls costs a
-factor of sixteen over TCP. The initiator polls, and looks at its deadline and at the channel ten times a
+it in native code, so the process can wait on the control channel. A target that sleeps and polls is sixteen
+times slower over TCP. The initiator polls, and looks at its deadline and at the channel ten times a
 second.
 """
 
@@ -102,7 +102,7 @@ class UsageMeter:
         self._start = time.monotonic()
 
     def stop(self) -> EndUsage:
-        """What was used since the start."""
+        """The usage since the start."""
         wall = time.monotonic() - self._start
         own = resource.getrusage(resource.RUSAGE_SELF)
         return EndUsage(
@@ -121,7 +121,7 @@ def _gpu_driver() -> str | None:
         return None
 
 
-# What an end records over the timed iterations.
+# An end's record of the timed iterations.
 
 
 class EvidenceRecorder:
@@ -144,7 +144,7 @@ class EvidenceRecorder:
 
 
 def listen_for_initiator(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 lets the kernel choose.
+    """A listening socket. Port 0 lets the kernel choose.
 
     Raises:
         Refused: the address is not ours or taken.
@@ -167,7 +167,7 @@ def serve_target(
     once: bool,
     deadline: float | None,
 ) -> None:
-    """Take one initiator after the other; with `once` stop after the first that completes.
+    """Take one initiator after the other. With `once` stop after the first that completes.
 
     `turned_away` is called with (peer address, reason) of each initiator that does not hold the secret or
     breaks off.
@@ -197,7 +197,7 @@ def serve_measurement(wire: Wire, secret: bytes, config: EndConfig) -> None:
     """Serve one measurement over a fresh connection.
 
     Raises:
-        Refused: the initiator does not hold the secret, or asks for what this host cannot do.
+        Refused: the initiator does not hold the secret, or its request is beyond this host.
         Retry: the initiator is gone or too slow.
     """
     channel = accept_channel(wire, secret)
@@ -221,7 +221,7 @@ def serve_measurement(wire: Wire, secret: bytes, config: EndConfig) -> None:
 
 
 def record_timed_part(channel: Channel, agent: NixlAgent, spec: TransferSpec, host: HostFacts) -> None:
-    """From the end of the warm-ups to the digest; warm-up data cannot pass for timed data."""
+    """From the end of the warm-ups to the digest. Warm-up data cannot pass for timed data."""
     channel.receive(Begin)
     if spec.op == "WRITE":
         agent.buffer.wipe()
@@ -235,7 +235,7 @@ def record_timed_part(channel: Channel, agent: NixlAgent, spec: TransferSpec, ho
 
 
 CONNECT_SECONDS = 10.0
-"""How long to keep trying to reach a target that may still be starting."""
+"""The longest time to keep trying to reach a target that may still be starting."""
 POLL_CHECK_SECONDS = 0.1
 """Seconds of polling between two checks of the deadline and of the control channel."""
 
@@ -250,10 +250,10 @@ def run_initiator(
 ) -> Measurement:
     """Measure `spec` against the target at `host`, `port`.
 
-    `ready` is called after the warm-ups with the seconds that are left; timing begins when it returns.
+    `ready` is called after the warm-ups with the seconds that are left. Timing begins when it returns.
 
     Raises:
-        Refused: wrong secret, or the target cannot do what `spec` asks.
+        Refused: wrong secret, or the target cannot carry out `spec`.
         Retry: the target is not there, went away, or took longer than the timeout.
     """
     facts = prepare_end(config)

@@ -1,13 +1,13 @@
 """NIXL beside a plain installation of Rackloom: whether it is here, why not, and how to add it.
 
 NIXL is no dependency of Rackloom. Its wheels declare torch, several gigabytes that a transfer between
-buffers never imports, and no resolver can leave out what a wheel declares. `installer_command` therefore
-installs exactly the wheels of requirements/nixl.txt, by hash and without their dependencies, into the
-environment of this interpreter: with pip where the environment has it, otherwise with uv, which makes
+buffers never imports, and no resolver can leave out the dependencies of a wheel. `installer_command`
+therefore installs exactly the wheels of requirements/nixl.txt, by hash and without their dependencies, into
+the environment of this interpreter: with pip if the environment has it, otherwise with uv, which makes
 environments without pip.
 
-`nixl_missing_reason` decides in this order: no wheels exist for this machine; NIXL is not installed; it is
-installed and cannot be imported. The last is tried in a process of its own, because native code for
+`nixl_missing_reason` decides in this order: no wheels exist for this machine, NIXL is not installed, or it is
+installed and cannot be imported. The last is tried in a separate process, because native code for
 another machine may crash.
 """
 
@@ -24,7 +24,7 @@ from rackloom.runtime.shipped_files import shipped_path
 
 INSTALL_COMMAND = "rackloom nixl install"
 DOWNLOAD_MEGABYTES = 90
-"""About what it downloads: nixl-cu12 1.5.1 has 69 MB for x86-64, numpy 17."""
+"""Approximate size of the download: nixl-cu12 1.5.1 has 69 MB for x86-64, numpy 17."""
 _REQUIREMENTS = "requirements/nixl.txt"
 _BACKENDS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
 _MACHINES = ("x86_64", "aarch64")
@@ -32,14 +32,14 @@ _IMPORT_SECONDS = 60.0
 
 
 def unsupported_reason(system: str, machine: str) -> str | None:
-    """Why there are no wheels of NIXL for `platform.system()` and `platform.machine()`, or None."""
+    """The reason why `platform.system()` and `platform.machine()` have no wheels of NIXL, or None."""
     if system == "Linux" and machine in _MACHINES:
         return None
     return f"NIXL has wheels for Linux on {' and '.join(_MACHINES)}, not for {system} on {machine}"
 
 
 def nixl_missing_reason() -> str | None:
-    """Why no transfer can run here, or None. Imports nothing into this process."""
+    """The reason why no transfer can run here, or None. Imports nothing into this process."""
     if reason := unsupported_reason(platform.system(), platform.machine()):
         return reason
     if not find_spec("nixl") or not find_spec("numpy") or not any(map(find_spec, _BACKENDS)):
@@ -74,9 +74,9 @@ def installer_command(
     has_pip: bool | None = None,
     which: Callable[[str], str | None] = shutil.which,
 ) -> tuple[str, ...]:
-    """The command that installs NIXL into the environment of `python`; Refused if none can.
+    """The command that installs NIXL into the environment of `python`. Raises Refused if none can.
 
-    `has_pip`: whether that environment has pip; by default, whether this interpreter finds it.
+    `has_pip`: whether that environment has pip. By default, whether this interpreter finds it.
     """
     if reason := unsupported_reason(platform.system(), platform.machine()):
         raise Refused(reason)

@@ -1,7 +1,7 @@
 """Ends as child processes: their orders and events, how they are ended, and targets that serve.
 
-UCX reads its pins from the environment of its process, so every end has a process of its own. On standard
-input an end gets the shared secret (a line of its own, so that no order holds it), then one order; when
+UCX reads its pins from the environment of its process, so every end is a separate process. On standard
+input an end gets the shared secret (on a separate line, so that no order holds it), then one order. When
 standard input closes, the parent is gone and the end exits. On standard output it writes events. Both are
 lines of JSON.
 
@@ -71,11 +71,11 @@ class TurnedAway(msgspec.Struct, frozen=True, tag=True):
 
 
 class Warm(msgspec.Struct, frozen=True, tag=True):
-    """The warm-ups are over; the initiator waits for the line that starts the timing."""
+    """The warm-ups are over. The initiator waits for the line that starts the timing."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The initiator has measured; a target has nothing to add."""
+    """The initiator has measured. A target has nothing to add."""
 
     measured: Measurement | None = None
 
@@ -105,9 +105,9 @@ END_PROGRAM = (sys.executable, "-P", "-m", "rackloom.prove.transfer.end")
 """-P: a directory named rackloom in the working directory must not shadow this package."""
 LONGEST_LINE = 16 << 20
 _LONGEST_WAIT = 3600.0
-"""Longest single wait, seconds; the kernel's own limit is below a month."""
+"""Longest single wait, seconds. The kernel's own limit is below a month."""
 _GRACE_SECONDS = 2.0
-"""Seconds between asking a child to end (its standard input closes), SIGTERM, and SIGKILL."""
+"""Seconds between closing a child's standard input, SIGTERM, and SIGKILL."""
 
 E = TypeVar("E", bound=Event)
 
@@ -156,10 +156,10 @@ class EndProcess:
         return event
 
     def expect(self, kind: type[E], deadline: float) -> E:
-        """The next event of `kind`; others are passed over.
+        """The next event of `kind`. Others are passed over.
 
         Raises:
-            Refused, Retry: what the end failed with.
+            Refused, Retry: the error with which the end failed.
         """
         while True:
             event = self.event(deadline)
@@ -169,12 +169,12 @@ class EndProcess:
                 raise event.error()
 
     def send_start(self) -> None:
-        """Start the timing of an initiator that waits for it; a dead process is reported by `expect`."""
+        """Start the timing of an initiator that waits for it. A dead process is reported by `expect`."""
         with suppress(OSError):
             self._stdin.write(b"start\n")
 
     def stop(self) -> None:
-        """End the process and wait for it; safe to call again."""
+        """End the process and wait for it. Safe to call again."""
         with suppress(OSError):
             self._stdin.close()
         for push in (self._process.terminate, self._process.kill):

@@ -11,7 +11,7 @@ from rackloom.runtime.foreign_text import decode_json
 
 
 def save_record(record: TransferRecord, file: Path) -> None:
-    """Write the record whole or not at all; a file of that name stays as it was if it cannot be written.
+    """Write the record whole or not at all. If it cannot be written, a file of that name stays as it was.
 
     Raises:
         Refused: the disk is full, or the place cannot be written to.

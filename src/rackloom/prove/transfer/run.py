@@ -1,11 +1,11 @@
-"""The measurements one can ask for: plain, remote, emulated, and every GPU and NIC of a claim.
+"""The available measurements: plain, remote, emulated, and every GPU and NIC of a claim.
 
-A `Lane` is one initiator, its target and what is promised of the path between them. `run_lanes` measures
+A `Lane` is one initiator, its target and the promise for the path between them. `run_lanes` measures
 several at the same time: all ends start, all warm up, and timing begins when every initiator is warm. All
 ends are ended on every way out. If ends on one host have fewer processors than they need for polling,
 every report mentions it.
 
-- `run_plain`: two processes on one host; it shows nothing about alignment.
+- `run_plain`: two processes on one host. It shows nothing about alignment.
 - `run_remote`: against a target that another process serves.
 - `run_alignment`: an aligned and an unaligned arm between two emulated pods, interleaved run by run.
 - `run_pairs`, `run_emulated_pairs`: each pair alone, then all at once, interleaved, so that a change of
@@ -48,11 +48,11 @@ from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndPr
 
 
 START_SECONDS = 30.0
-"""For an end to start, import NIXL and report; beyond the transfer's own timeout."""
+"""For an end to start, import NIXL and report. Added to the transfer's own timeout."""
 
 
 class EndLocation(msgspec.Struct, frozen=True):
-    """Where one of our ends runs: the command prefix that enters it, its address, and its configuration."""
+    """The location of an end: the command prefix that enters it, its address, and its configuration."""
 
     prefix: tuple[str, ...] = ()
     address: str = "127.0.0.1"
@@ -75,7 +75,7 @@ NO_PROMISE = Promise()
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One initiator, its target, and what is promised of the path between them."""
+    """One initiator, its target, and the promise for the path between them."""
 
     initiator: EndLocation = LOCAL_END
     target: EndLocation | RemoteTarget = LOCAL_END
@@ -86,7 +86,7 @@ def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]
     """Measure all lanes once: each warms up, and timing begins when all are warm. All ends are ended.
 
     Raises:
-        Refused: NIXL is not installed, or an end cannot do what `spec` asks.
+        Refused: NIXL is not installed, or an end cannot carry out `spec`.
         Retry: an end died or took longer than the timeout.
     """
     require_nixl()
@@ -131,7 +131,7 @@ class _RunningLane:
             raise
 
     def measured(self) -> Measurement:
-        """What the initiator measured."""
+        """The initiator's measurement."""
         done = self.expect(Done)
         if not isinstance(done, Done) or done.measured is None:
             raise Retry("the initiator ended without a measurement", after=1.0)
@@ -182,7 +182,7 @@ def run_plain(
 ) -> AlignmentReport:
     """`runs` measurements between two processes of this host.
 
-    `why` says why it is not the emulated pair, when that was asked for.
+    `why` is the reason why it is not the emulated pair, if that was requested.
 
     Raises:
         Refused, Retry: as run_lanes.
@@ -201,10 +201,10 @@ def run_remote(
     runs: int = RUNS,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
-    """`runs` measurements against a target that another process serves; `config` is this end's.
+    """`runs` measurements against a target that another process serves. `config` is this end's.
 
     Raises:
-        Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what `spec` asks.
+        Refused: NIXL is not installed, the secret is not the target's, or an end cannot carry out `spec`.
         Retry: the target is not there, died, or took longer than the timeout.
     """
     at = f"{target.address} port {target.port}"
@@ -223,7 +223,7 @@ def run_alignment(
 ) -> AlignmentReport:
     """An aligned (rdma0) and an unaligned (rdma1) arm between two emulated pods, interleaved.
 
-    Where pods cannot be emulated: one plain run, and the report says why.
+    If pods cannot be emulated: one plain run, and the report gives the reason.
 
     Raises:
         Refused: NIXL is not installed, or a size is impossible here.
@@ -245,7 +245,7 @@ def run_alignment(
 def run_emulated(
     spec: TransferSpec, pods: emulation.EmulatedPods, device: str, *, promised: str | None = None
 ) -> TransferReport:
-    """One measurement between two pods with UCX pinned to `device` at both; `promised` defaults to it."""
+    """One measurement between two pods with UCX pinned to `device` at both. `promised` defaults to it."""
     return run_lanes(spec, [emulated_lane(pods, device, promised=promised)])[0]
 
 
@@ -269,10 +269,10 @@ def run_pairs(
     runs: int = RUNS,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
-    """Every pair alone, then all at once, `runs` times; without `targets` both ends are on this host.
+    """Every pair alone, then all at once, `runs` times. Without `targets` both ends are on this host.
 
     Pairs that share a GPU or a NIC (a whole matrix of them) are measured alone only. Target k serves pair k.
-    `config` has what the initiators share: transports and the allocation.
+    `config` holds the common settings of the initiators: transports and the allocation.
 
     Raises:
         Refused, Retry: as run_lanes.
@@ -287,7 +287,7 @@ def run_emulated_pairs(
     """As `run_pairs` with the two shaped links between two emulated pods.
 
     Raises:
-        Refused: pods cannot be emulated here; and as run_lanes.
+        Refused: pods cannot be emulated here, and as run_lanes.
         Retry: as run_lanes.
     """
     require_nixl()
@@ -362,6 +362,6 @@ def _lane_on_cores(lane: Lane, cores: Iterator[tuple[int, ...]]) -> Lane:
 
 
 def _promise_of_pins(config: EndConfig) -> Promise:
-    """One pinned device is a promise; several, or none, leave the choice to UCX."""
+    """One pinned device is a promise. Several, or none, leave the choice to UCX."""
     devices = config.ucx.net_devices
     return Promise(device=devices[0] if len(devices) == 1 else None)

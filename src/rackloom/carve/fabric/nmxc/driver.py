@@ -10,8 +10,8 @@ up by location. A controller that does not report domain limits has none.
 The number of free multicast groups is read last, once the lists have changed. If it cannot be read, it is
 unknown and the reading is complete all the same.
 
-The answers of an idle domain repeat themselves. The lists are fetched for each reading, but what was read
-from the last answers serves again where the new ones are the same byte for byte: of a rack, reading them
+The answers of an idle domain repeat themselves. The lists are fetched for each reading, but the objects read
+from the last answers are used again if the new answers are the same byte for byte: for a rack, reading them
 takes as long as two calls.
 
 Every call has a deadline. A call that gRPC reports as OK may still have been refused: the answer is the
@@ -28,7 +28,7 @@ sign that the controller does not answer.
 
 Operations name a partition by id and name, so that
 the controller refuses when the id has a new meaning. Before an operation, `Hello` must still report the
-observed domain. A create asks for multicast groups, and repeats without any when they are exhausted: the
+observed domain. A create requests multicast groups, and repeats without any when they are exhausted: the
 factory default partition may hold all of them.
 """
 
@@ -76,7 +76,7 @@ _OUTCOME_UNKNOWN_CODES = frozenset({"UNDEFINED", "TIMEOUT"})
 
 
 def require_success(rpc: str, reply: Any) -> ServerHeader:
-    """The header of `reply`, any NMX-C response, if it says success.
+    """The header of `reply`, any NMX-C response, if its return code is success.
 
     Raises FabricRefused with the name of the return code (StReturnCode without its prefix), FabricUnavailable
     if the outcome is unknown. gRPC returns None for bytes that are no message.
@@ -97,7 +97,7 @@ MAJOR_VERSION, MINOR_VERSION = 2, 20
 """Protocol version that the client announces."""
 CONNECT_SECONDS = 5.0
 PROBE_SECONDS = 1.0
-"""For the first answer of a controller whose subscription was lost."""
+"""For the first answer of a controller after its subscription was lost."""
 CALL_SECONDS = 10.0
 
 
@@ -160,13 +160,13 @@ class NmxcSession:
 MAX_HEART_BEAT_SECONDS = 10
 """How often the controller shall send its state when nothing changes, at most."""
 SILENT_BEATS = 2.5
-"""After the time of so many heart beats without any the subscription counts as lost."""
+"""Number of heart beat intervals without a heart beat after which the subscription counts as lost."""
 FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
 """Seconds before a lost subscription is tried again. They double until one holds."""
 
 
 def heart_beat_rate(interval: float) -> int:
-    """Seconds between heart beats where a pass runs every `interval` seconds.
+    """Seconds between heart beats if a pass runs every `interval` seconds.
 
     Silence and one unanswered call then end within half an interval of a few seconds or more.
     """
@@ -182,7 +182,7 @@ async def wake_ups(
     delay = FIRST_RESUBSCRIBE_DELAY
     while True:
         has_begun = False
-        # The next observation meets and reports the same error; here it only means to subscribe again.
+        # The next observation meets and reports the same error. Here it only means to subscribe again.
         with suppress(FabricUnavailable, FabricRefused):
             async with aclosing(_subscription(session, heart_beat_seconds)) as items:
                 async for is_first in items:
@@ -198,7 +198,7 @@ async def wake_ups(
 
 
 async def _subscription(session: NmxcSession, heart_beat_seconds: int) -> AsyncGenerator[bool, None]:
-    """One subscription, until it is lost; yields whether the item is its beginning."""
+    """One subscription, until it is lost. Yields True for its first item, and False for the others."""
     await session.hello()
     call = session.subscribe(heart_beat_seconds)
     try:
@@ -265,7 +265,7 @@ def membership_request(operation: AddGpus | RemoveGpus, gateway_id: str) -> pb.U
 
 
 class DomainLists(msgspec.Struct, frozen=True, gc=False):
-    """What the two lists of a domain say, without the time at which they did."""
+    """The content of the two lists of a domain, without their time."""
 
     gpus: tuple[ObservedGpu, ...]
     partitions: tuple[ObservedPartition, ...]
@@ -310,7 +310,7 @@ def read_partitions(
 
 
 def read_limits(properties: pb.DomainProperties) -> DomainLimits:
-    """Limits of the domain; a zero is a limit that is not reported."""
+    """Limits of the domain. Zero means that the limit is not reported."""
     return DomainLimits(
         max_partitions=properties.max_num_partitions or None,
         max_multicast_groups=properties.max_multicast_groups or None,
@@ -362,13 +362,13 @@ def _enum_value(kind: type[Health], value: int) -> Health:
 
 
 _LIMITS_UNSUPPORTED = ("NOT_SUPPORTED", "UNIMPLEMENTED")
-"""How a controller says that it does not report limits."""
+"""A controller's return codes for limits that it does not report."""
 
 
 class NmxcDriver:
     """One NMX-C endpoint. Construct it in the event loop that uses it, and close it there.
 
-    `clock` gives seconds since the epoch. The controller tells its clients apart by `gateway_id`, and shall
+    `clock` gives seconds since the epoch. The controller identifies its clients by `gateway_id`, and shall
     give a sign of life every `heart_beat_seconds`. Simulations replace `sleep` and `connect`.
     """
 
@@ -394,7 +394,7 @@ class NmxcDriver:
         """Free multicast groups since the lists are these: only a change of partitions changes them."""
 
     async def observe(self) -> DomainObservation:
-        """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
+        """Read the whole domain. Raises FabricUnavailable instead of returning a partial reading."""
         observed_at = self._clock()
         try:
             observation = await self._read(observed_at)
@@ -435,7 +435,7 @@ class NmxcDriver:
     def notifications(self) -> AsyncIterator[None]:
         """One item for each notification of a change, after each (re)connection, and when one is lost.
 
-        It renews a lost subscription and never ends; close the iterator before the driver.
+        It renews a lost subscription and never ends. Close the iterator before the driver.
         """
         return wake_ups(self._session, self._sleep, self._heart_beat_seconds)
 
@@ -455,7 +455,7 @@ class NmxcDriver:
             domain, "GetPartitionInfoList", pb.GetPartitionInfoListRequest(**client)
         )
         known = self._last
-        # What these answers say; the values of the last answers where those were the same, byte for byte.
+        # Decode these answers, or use the last values if the answers are the same, byte for byte.
         answers = gpus.SerializeToString(deterministic=True), partitions.SerializeToString(deterministic=True)
         if self._last is None or self._last[0] != answers:
             self._last = answers, read_lists(gpus, partitions)

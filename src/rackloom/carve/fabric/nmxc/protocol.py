@@ -1,4 +1,4 @@
-"""NMX-C on the wire: the gRPC channel, and what failures of calls mean.
+"""NMX-C on the wire: the gRPC channel, and the meaning of failed calls.
 
 gRPC statuses by which a server shows that it did not act become `FabricRefused`. After any other failure the
 outcome is unknown and becomes `FabricUnavailable`. Keepalive pings are rare because controllers drop clients
@@ -27,7 +27,7 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # minimum that gRPC servers accept by default. Heart beats detect a silent controller sooner.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.keepalive_timeout_ms", 30_000),
-    # gRPC would wait up to two minutes between attempts; a controller that restarts is back in seconds.
+    # gRPC would wait up to two minutes between attempts. A controller that restarts is back in seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -45,7 +45,7 @@ OpenChannel = Callable[[str, TlsMaterial | None], grpc.aio.Channel]
 
 
 def open_channel(url: str, tls: TlsMaterial | None) -> grpc.aio.Channel:
-    """A channel to `http[s]://host[:port]`; connects at the first call. Needs a running event loop.
+    """A channel to `http[s]://host[:port]`, which connects at the first call. Needs a running event loop.
 
     https means TLS, http plaintext. Raises Refused for any other URL, and for TLS material with http.
     """
@@ -63,7 +63,7 @@ def open_channel(url: str, tls: TlsMaterial | None) -> grpc.aio.Channel:
 
 
 def parse_endpoint(url: str) -> tuple[bool, str]:
-    """Whether to use TLS, and `host:port`. Raises Refused for what is no http or https address."""
+    """Whether to use TLS, and `host:port`. Raises Refused if `url` is not an http or https address."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -94,11 +94,11 @@ _REFUSED_STATUSES = frozenset(
         grpc.StatusCode.UNAUTHENTICATED,
     }
 )
-"""gRPC statuses by which a server says that it did not act. After any other the outcome is unknown."""
+"""gRPC statuses by which a server shows that it did not act. After any other the outcome is unknown."""
 
 
 def return_code_name(code: StReturnCode.ValueType) -> str:
-    """Name of a return code, as `RESOURCE_IN_USE`; the number itself where it is not a published one."""
+    """Name of a return code, as `RESOURCE_IN_USE`, or the number itself if it is not a published one."""
     try:
         return StReturnCode.Name(code).removeprefix("NMX_ST_")
     except ValueError:
@@ -106,7 +106,7 @@ def return_code_name(code: StReturnCode.ValueType) -> str:
 
 
 def error_from_status(rpc: str, error: grpc.aio.AioRpcError) -> FabricUnavailable | FabricRefused:
-    """What a failed call means to the caller of `execute`."""
+    """The meaning of a failed call to the caller of `execute`."""
     message = f"{rpc}: {error.code().name}: {error.details()}"
     if error.code() in _REFUSED_STATUSES:
         return FabricRefused(error.code().name, message)

@@ -5,12 +5,12 @@ leaves the partition. Therefore, before every change:
 
 1. The domain is read again. The partition must be as the plan found it, and the lists must agree about
    the GPUs that the change concerns.
-2. No other change of the domain's partitions may be pending: a late PUT would undo what was done
-   meanwhile.
+2. No other change of the domain's partitions may be pending: a late PUT would undo changes made since
+   then.
 
 A change is an asynchronous operation. The driver polls it, cancels it when time is up, and then reads
 the domain until the change is visible, because the lists lag behind the operations. An operation that
-failed or was cancelled is refused; one whose end or effect is not seen in time has an unknown outcome.
+failed or was cancelled is refused. One whose end or effect is not seen in time has an unknown outcome.
 
 NMX-M has no subscription and no domain limits. The reconciler's timer triggers the passes.
 """
@@ -45,7 +45,7 @@ from rackloom.core.partitions.domain import (
 POLL_SECONDS = 0.5
 """Between two reads of an operation, as upstream."""
 _ERROR_CODE = re.compile(r"[A-Z][A-Z0-9_]*")
-"""An error that is a code; any other is a sentence, and goes into the message only."""
+"""An error that is a code. Any other is a sentence, and goes into the message only."""
 _PENDING_STATES = ("pending", "in-progress")
 
 
@@ -57,7 +57,7 @@ class PollPolicy(msgspec.Struct, frozen=True):
     sleep: Callable[[float], Awaitable[None]]
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
-        """Poll until `condition` is true; False when time is up."""
+        """Poll until `condition` is true, or return False when time is up."""
         deadline = self.clock() + self.seconds
         while not await condition():
             if self.clock() >= deadline:
@@ -70,7 +70,7 @@ async def wait_for_operation(session: NmxmSession, call: str, operation_id: str,
     """Return when the operation has completed.
 
     Raises FabricRefused when it failed or was cancelled, FabricUnavailable when that is not known in time.
-    Then it is cancelled; the next list of operations shows whether that worked.
+    Then it is cancelled, and the next list of operations shows whether that worked.
     """
     newest: list[protocol.NmxmOperation] = []
 
@@ -93,9 +93,9 @@ async def wait_for_operation(session: NmxmSession, call: str, operation_id: str,
 
 
 async def require_no_pending_change(session: NmxmSession, reading: DomainReading) -> None:
-    """Raise FabricRefused while a change of this domain's partitions is pending, whoever requested it.
+    """Raise FabricRefused while a change of this domain's partitions by any client is pending.
 
-    A PUT replaces all members: one that is executed late would undo what was done meanwhile.
+    A PUT replaces all members: one that is executed late would undo changes made since then.
     """
     operations = await session.get("GetOperations", "operations", tuple[protocol.NmxmOperation, ...])
     for operation in operations:
@@ -106,7 +106,7 @@ async def require_no_pending_change(session: NmxmSession, reading: DomainReading
 
 
 def _may_change_domain(request: protocol.NmxmOperationRequest, reading: DomainReading) -> bool:
-    """Whether a request may change this domain; true in doubt."""
+    """Whether a request may change this domain. True in doubt."""
     *_, collection, entity = ["", *urlsplit(request.uri).path.rstrip("/").split("/")]
     if entity == "partitions":
         named = request.body.get("Members") if isinstance(request.body, dict) else None
@@ -136,9 +136,9 @@ OPERATION_SECONDS = 10.0
 
 
 class NmxmDriver:
-    """One domain of one NMX-M. `base_url` ends in `/nmx/v1`; close it in the event loop that uses it.
+    """One domain of one NMX-M. `base_url` ends in `/nmx/v1`. Close it in the event loop that uses it.
 
-    The domain is `domain`, or where that is None the one that `chassis_serials` are in. `clock` gives seconds
+    The domain is `domain`, or if that is None, the domain of `chassis_serials`. `clock` gives seconds
     since the epoch. `operation_seconds` bound how long a change may take, and how long it may take to show.
     """
 
@@ -167,7 +167,7 @@ class NmxmDriver:
         """Partition number -> entity and members, as observed last and changed by this driver since."""
 
     async def observe(self) -> DomainObservation:
-        """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
+        """Read the whole domain. Raises FabricUnavailable instead of returning a partial reading."""
         observed_at = self._clock()
         try:
             reading = await self._read()
@@ -189,7 +189,7 @@ class NmxmDriver:
         """Execute one operation and return the partition number it acted on.
 
         Raises FabricRefused when NMX-M refuses, and before anything is requested when the partition is not as
-        it was observed or another change is pending; FabricUnavailable when the outcome is unknown.
+        it was observed or another change is pending. Raises FabricUnavailable when the outcome is unknown.
         """
         now = await self._read()
         _require_certain(now, _gpus_concerned(operation, now))

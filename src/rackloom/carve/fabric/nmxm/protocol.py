@@ -4,8 +4,8 @@ Only the fields that are used are declared. NMX-M gives each entity an `ID` of 2
 GPUs also have a fabric GUID (`DeviceUID`), partitions also the number by which the network knows them
 (`PartitionID`).
 
-Each call has a deadline and HTTP basic authentication; a 401 makes the next call read the password
-again. Statuses by which NMX-M says that it did not act become `FabricRefused`. Any other failure
+Each call has a deadline and HTTP basic authentication. A 401 makes the next call read the password
+again. Statuses by which NMX-M shows that it did not act become `FabricRefused`. Any other failure
 becomes `FabricUnavailable`, because 5xx answers also come from the gateway in front, which may have
 passed the request on. A collection is complete only when its count equals the number of listed
 entities.
@@ -52,7 +52,7 @@ class MemberLocation(msgspec.Struct, frozen=True, kw_only=True, rename=_json_fie
 
 
 PartitionMember = str | MemberLocation
-"""A GPU by its entity ID, or a location; the members of a partition are of one kind."""
+"""A GPU by its entity ID, or a location. The members of a partition are of one kind."""
 
 
 class NmxmLocation(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name):
@@ -82,7 +82,7 @@ class NmxmComputeNode(msgspec.Struct, frozen=True, kw_only=True, rename=_json_fi
 
 
 class NmxmGpu(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name):
-    """A GPU. `device_id` is its module in the tray; `partition_id` the partition's number, 0 for none."""
+    """A GPU. `device_id` is its module in the tray. `partition_id` is the partition's number, or 0."""
 
     id: str
     domain_uuid: str
@@ -94,7 +94,7 @@ class NmxmGpu(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name
 
 
 class NmxmPartition(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name):
-    """A partition; null members are none."""
+    """A partition. Null members are none."""
 
     id: str
     partition_id: int
@@ -148,7 +148,7 @@ class NmxmProblem(msgspec.Struct, frozen=True, rename={"code": "customErrorCode"
 
 
 class MembershipBody(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name):
-    """PUT partitions/{id}: the full list; what is left out leaves the partition."""
+    """PUT partitions/{id}: the full list. A GPU that is left out leaves the partition."""
 
     members: tuple[PartitionMember, ...]
 
@@ -205,7 +205,7 @@ _REFUSED_STATUSES = {
     405: "NOT_SUPPORTED",
     409: "CONFLICT",
 }
-"""Statuses by which NMX-M says that it did not act. After any other the outcome is unknown: 500 and 503 also
+"""Statuses by which NMX-M shows that it did not act. After any other the outcome is unknown: 500 and 503 also
 come from the gateway in front of it, which may have passed the request on."""
 
 _FAILED_STATUSES = {500: "INTERNAL", 502: "UNAVAILABLE", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"}
@@ -222,13 +222,13 @@ class NmxmLogin(msgspec.Struct, frozen=True):
 
 
 ReadLogin = Callable[[], Awaitable[NmxmLogin]]
-"""Reads the login where it is kept. Raises FabricUnavailable when it cannot be had."""
+"""Reads the login from its store. Raises FabricUnavailable if it cannot be read."""
 
 
 class NmxmSession:
     """The connection to one NMX-M. `base_url` ends in `/nmx/v1`.
 
-    `tls` is for https; None trusts the usual roots. `server_name` is expected in the certificate where it is
+    `tls` is for https. None trusts the usual roots. `server_name` is expected in the certificate if it is
     not the host's. `transport` is another way to the server than the network.
     """
 

@@ -1,7 +1,7 @@
-"""From the lists of NMX-M to one domain: what is observed, and the entities by which it is changed.
+"""Builds one observed domain from the lists of NMX-M, with the entities by which it is changed.
 
 NMX-M may speak for several domains. A domain is chosen by its uuid or by the chassis that are
-registered for the endpoint. A partition does not name its domain; its members do.
+registered for the endpoint. The members of a partition name its domain, and the partition does not.
 
 The lists are read one after the other and were seen to lag behind each other. `read_domain` raises
 `FabricUnavailable` when they cannot all be true: GPUs without a unique GUID, a healthy compute node
@@ -40,7 +40,7 @@ _PARTITION_HEALTH = {
     "DEGRADED_BANDWIDTH": PartitionHealth.DEGRADED_BANDWIDTH,
     "UNHEALTHY": PartitionHealth.UNHEALTHY,
 }
-"""Any other value is unknown: NEW, and what later versions may add."""
+"""Any other value is unknown: NEW, and values that later versions may add."""
 
 
 class NmxmLists(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     entity: str
     partition: ObservedPartition
     members: Mapping[int, protocol.PartitionMember]
-    """Fabric GUID -> the member as NMX-M has it. Locations without a GPU are in `empty_locations`."""
+    """Fabric GUID -> the member in NMX-M. Locations without a GPU are in `empty_locations`."""
     empty_locations: tuple[protocol.PartitionMember, ...]
 
     @property
@@ -73,11 +73,11 @@ class DomainReading(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     gpus: tuple[ObservedGpu, ...]
     entities: Mapping[int, protocol.NmxmGpu]
-    """Fabric GUID -> the GPU as NMX-M has it."""
+    """Fabric GUID -> the GPU in NMX-M."""
     partitions: Mapping[int, PartitionState]
-    """By number."""
+    """The partitions by number."""
     uncertain: frozenset[int]
-    """Fabric GUIDs about whose partition the lists contradict each other."""
+    """Fabric GUIDs of GPUs about which the lists contradict each other."""
 
     def named(self, name: str) -> PartitionState | None:
         """The partition of this name, if there is one."""
@@ -96,7 +96,7 @@ class GpuGuids(dict[str, int]):
     """GPU entity -> fabric GUID, of all GPUs ever listed: a partition keeps naming GPUs that are absent."""
 
     def guid(self, entity: str) -> int:
-        """The fabric GUID; for a GPU that was never listed, a placeholder that no GPU has."""
+        """The fabric GUID. For a GPU that was never listed, a placeholder that no GPU has."""
         known = self.get(entity)
         if known is not None:
             return known
@@ -107,7 +107,7 @@ def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading
     """The content of `domain` according to `lists`.
 
     The lists are read one after the other, and were seen to lag behind each other. Raises FabricUnavailable
-    when one of them is incomplete; GPUs and partitions that contradict each other are `uncertain`.
+    if one of them is incomplete. GPUs and partitions that contradict each other are `uncertain`.
     """
     mine = [gpu for gpu in lists.gpus if canonical_domain(gpu.domain_uuid) == domain]
     serials = {
@@ -169,7 +169,7 @@ def _partitions_of_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> dic
     locations = {_canonical_location(member_location(gpu)): gpu.device_uid for gpu in lists.gpus}
     found: dict[int, PartitionState] = {}
     for partition in lists.partitions:
-        # A partition does not say which domain it is in; its members do.
+        # The members of a partition name its domain, and the partition does not.
         if not only_domain and domain not in _domains_of_members(partition, entities):
             continue
         if not 0 < partition.partition_id <= MAX_PARTITION_ID or partition.partition_id in found:
@@ -200,7 +200,7 @@ def _partition_state(
             if isinstance(member, protocol.MemberLocation)
             else names.guid(member)
         )
-        # A location without a GPU is empty, not a member; a change must still list it.
+        # A location without a GPU is empty, not a member. A change must still list it.
         if guid is None:
             empty.append(member)
         else:

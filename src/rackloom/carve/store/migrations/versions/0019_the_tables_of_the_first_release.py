@@ -630,7 +630,7 @@ def upgrade() -> None:
 
 
 def _count(table: str, kind: str, tenant: str) -> None:
-    """Count the rows of `table` as they come and go; `tenant` is an expression over the row."""
+    """Count the rows of `table` as they come and go. `tenant` is an expression over the row."""
     inserted = (
         f"INSERT INTO tenant_total (tenant_id, kind, value) VALUES ({tenant.format(row='NEW')}, '{kind}', 1)"
         " ON CONFLICT (tenant_id, kind) DO UPDATE SET value = tenant_total.value + 1;"
