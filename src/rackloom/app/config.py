@@ -111,7 +111,7 @@ class NvlinkConfig(Section):
 
     @property
     def reading_valid_seconds(self) -> float:
-        """The age at which a reading of a switch controller says nothing about now."""
+        """The age from which a reading of a switch controller is no evidence of the present."""
         return valid_seconds(self.monitor_run_interval.total_seconds())
 
     @model_validator(mode="after")
@@ -239,7 +239,7 @@ class IssuerConfig(Section):
             raise ValueError(
                 "give audience or audiences: without them tokens for other services would be accepted"
             )
-        # It separates issuer and subject in what is recorded.
+        # It separates issuer and subject in records.
         if "#" in self.issuer:
             raise ValueError("issuer must not contain #")
         _ = self.claim_mapping
@@ -252,17 +252,17 @@ class IssuerConfig(Section):
 
     @property
     def discovery_url(self) -> str:
-        """Where its discovery document is."""
+        """The address of its discovery document."""
         return f"{self.issuer.removesuffix('/')}/.well-known/openid-configuration"
 
     @property
     def host(self) -> str:
-        """Its host; empty where the issuer is no address."""
+        """Its host. Empty if the issuer is not an address."""
         return urlsplit(self.issuer).hostname or ""
 
     @property
     def only_organisation(self) -> str | None:
-        """The organisation of all its tokens; None: there may be several."""
+        """The organisation of all its tokens, or None if there may be several."""
         named = self._own_organisations
         return next(iter(named)) if named is not None and len(named) == 1 else None
 
@@ -278,7 +278,7 @@ class IssuerConfig(Section):
 
     @property
     def _own_organisations(self) -> frozenset[str] | None:
-        """The only organisations that its tokens may name, in lower case; None: all."""
+        """The only organisations that its tokens may name, in lower case, or None for all."""
         named = self.organisations
         if named is None or named == (ALL_ORGANISATIONS,):
             return None
@@ -332,7 +332,7 @@ class MetricsConfig(Section):
 
 
 class HostStateConfig(Section):
-    """`[site.host_state]`: an external provider of host states; an instance is ready only on a ready host."""
+    """`[site.host_state]`: an external provider of host states. An instance is ready only on a ready host."""
 
     provider: Literal["none", "http"] = "none"
     url: str | None = None
@@ -373,7 +373,7 @@ class ClusterConfig(Section):
 
 
 class MapConfig(Section):
-    """`[map]`: what the map shows beside records and cluster, and where browsers find it."""
+    """`[map]`: further contents of the map, and its address for browsers."""
 
     transfers: Path | None = None
     address: str | None = None
@@ -464,7 +464,7 @@ class LimitsConfig(Section):
 
 
 class AuditConfig(Section):
-    """`[audit]`: how long entries of the audit log are kept, and whose word on addresses counts."""
+    """`[audit]`: the time to keep entries of the audit log, and the proxies whose addresses count."""
 
     retention_days: Annotated[int, Field(ge=1, le=36_500)] = 400
     max_entries: Annotated[int, Field(ge=1_000, le=1_000_000_000)] = 2_000_000
@@ -472,7 +472,7 @@ class AuditConfig(Section):
 
 
 class TracingConfig(Section):
-    """`[tracing]`: where spans are sent; none without `endpoint`."""
+    """`[tracing]`: the collector of spans. None are sent without `endpoint`."""
 
     endpoint: str | None = None
     sample_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
