@@ -43,7 +43,7 @@ def export(
 
 
 def _write_all(call_rpc: RpcCaller, request: ours.AuditExportRequest) -> None:
-    """Write what there is after `request.after`, which is then the last id."""
+    """Write the entries after `request.after`, and set it to the id of the last one."""
     while (reply := call_rpc("ExportAuditEntries", request)).last:
         sys.stdout.write("".join(f"{entry.decode()}\n" for entry in reply.entries))
         sys.stdout.flush()

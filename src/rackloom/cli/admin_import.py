@@ -204,7 +204,7 @@ def _read_site(call_rpc: RpcCaller) -> SiteReading:
 
 
 def _write_plan(file: Path, made: TakeoverPlan) -> None:
-    """Into a new file that only its owner may read: user data of instances may hold secrets of tenants.
+    """Write a new file that only its owner may read: user data of instances may hold secrets of tenants.
 
     An older plan is not overwritten, because a rollback needs it.
     """
@@ -243,7 +243,7 @@ def _check_site(made: TakeoverPlan, site: SiteReading) -> None:
 def _run_steps(
     call_rpc: RpcCaller, made: TakeoverPlan, steps: Sequence[Step], *, undo: bool, output: Format
 ) -> int:
-    """Run steps one by one and print what became of each; returns the exit code."""
+    """Run steps one by one, print the outcome of each, and return the exit code."""
     reason = f"takeover from NICo, plan {made.digest[:12]}"
     outcomes: list[dict[str, str]] = []
     try:
@@ -258,7 +258,7 @@ def _run_steps(
                 with beside_progress():
                     print("  ".join(_short(part) for part in outcomes[-1].values() if part), flush=True)
     finally:
-        # What was done before a failure is printed too.
+        # Also print the steps that were done before a failure.
         if output != "table":
             emit(outcomes, output, str)
     return 1 if any(outcome["state"] == StepState.KEPT for outcome in outcomes) else 0

@@ -84,7 +84,7 @@ def check(file: Files, *, profile: str | None = None, slices: Slices = None, out
 # `rackloom claim allocate` and `explain`.
 
 
-# The list of commands is plain text: to load what typesets Markdown takes longer than all the rest.
+# The list of commands is plain text: loading the Markdown renderer takes longer than all the rest.
 app = App(
     name="claim", help="Claims for devices: what they would get here, and why not.", help_format="plaintext"
 )

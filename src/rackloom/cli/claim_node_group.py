@@ -21,9 +21,9 @@ from rackloom.errors import Misuse, Refused
 Names = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
 _LEFT_OUT_LABELS = ("kubernetes.io/hostname", "nvidia.com/gpu.clique")
 _LEFT_OUT_DOMAINS = ("rackloom.dev", "resource.nvidia.com", "node-role.kubernetes.io")
-"""Labels of one node, and those that programs give to a node that is there."""
+"""Labels that belong to one node, and domains of labels that programs add to an existing node."""
 _DEFAULT_PODS = "110"
-"""As kubelet's own default."""
+"""The default of kubelet."""
 
 
 @with_common_flags
@@ -123,7 +123,7 @@ def _template(profile: str | None, found: Any, node: str | None, group: str) -> 
 
 
 def _report_claims(paths: list[Path], found: Any, slices: tuple[Any, ...], group: str) -> int:
-    """Notes on stderr; returns the exit code."""
+    """Print notes to stderr, and return the exit code."""
     if not paths:
         return 0
     from rackloom.claim.manifests.read import read_manifests
@@ -156,7 +156,7 @@ def _fix_text(refused: Any) -> str:
 
 
 def _resources(known: Mapping[str, Any], cpu: str | None, memory: str | None) -> dict[str, str]:
-    """Of the node that the group is like; what is given on the command line comes first."""
+    """The resources of the node that the group is like. Values from the command line come first."""
     wanted = ("cpu", "memory", "ephemeral-storage", "pods")
     given = {"pods": _DEFAULT_PODS} | {key: str(known[key]) for key in wanted if key in known}
     return given | {key: value for key, value in (("cpu", cpu), ("memory", memory)) if value is not None}
@@ -206,7 +206,7 @@ def _slice_json(slice_: Any) -> dict[str, Any]:
 
 
 def _machine_deployment(name: str, annotations: Mapping[str, str]) -> dict[str, Any]:
-    """To be applied server-side: it has nothing but the annotations."""
+    """For a server-side apply: it has nothing but the annotations."""
     return {
         "apiVersion": "cluster.x-k8s.io/v1beta2",
         "kind": "MachineDeployment",

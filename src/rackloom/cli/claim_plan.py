@@ -111,7 +111,7 @@ def read_inputs(files: Sequence[Path], hardware: HardwareParameters, nodes: int)
 
 
 def _with_cluster(found: Manifests, cluster: Manifests) -> Manifests:
-    """Both. A class or a claim of the files is meant as it stands there, also if the cluster has it."""
+    """Add the cluster's objects. A class or a claim of the files replaces that of the cluster."""
     classes = {klass.metadata.name for klass in found.classes}
     claims = {(claim.metadata.namespace, claim.metadata.name) for claim in found.claims}
     holders = (
@@ -186,7 +186,7 @@ def _cost_text(optimality: Optimality) -> str:
 
 
 def _fields_text(cost: Cost) -> str:
-    """What costs nothing is not named."""
+    """The fields of a cost that are not zero, as text."""
     fields = msgspec.structs.asdict(cost).items()
     return ", ".join(f"{name} {value}" for name, value in fields if value) or "no cost"
 
@@ -203,7 +203,7 @@ def _value(attribute: DeviceAttribute) -> object:
 
 
 def _refusal(answer: RefusedClaim) -> str:
-    """Nodes with the same explanation are listed together."""
+    """A refusal as text. Nodes with the same explanation are listed together."""
     nodes_of: dict[str, list[Explanation]] = {}
     for account in answer.nodes:
         nodes_of.setdefault(render_explanation(account).partition("\n")[2], []).append(account)

@@ -101,7 +101,7 @@ def with_common_flags(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Speech:
-    """How much the command says that runs in this process."""
+    """The verbosity of the command that runs in this process."""
 
     is_quiet = False
     is_for_programs = False
@@ -110,7 +110,7 @@ class _Speech:
 
 @contextmanager
 def _speaking(*, quiet: bool, verbose: bool, is_for_programs: bool) -> Iterator[None]:
-    """Say less or more until the context ends."""
+    """Print less or more until the context ends."""
     if quiet and verbose:
         raise Misuse("--quiet and --verbose contradict each other: give one of them")
     _Speech.is_quiet, _Speech.is_for_programs = quiet, is_for_programs
@@ -192,7 +192,7 @@ class _ProgressLine:
         self._ended = threading.Event()
         self._is_shown = False
         self.lock = threading.Lock()
-        """Held by whoever writes to the terminal."""
+        """Held while a thread writes to the terminal."""
 
     def step(self) -> None:
         self._done += 1
@@ -244,7 +244,7 @@ def progress_text(done: int, total: int | None, what: str, seconds: float) -> st
 
 
 _PROGRESS_SECONDS = 1.0
-"""After which progress is shown, and shown again."""
+"""Seconds until progress is first shown, and between updates."""
 _CLEARED_LINE = "\r\x1b[K"
 
 

@@ -106,7 +106,7 @@ def __getattr__(name: str) -> object:
 
 def main() -> None:
     """Entry point of the console script."""
-    # A program that was started with its output closed (`>&-`) has no stream; discard what it prints.
+    # A program that was started with its output closed (`>&-`) has no stream: discard its output.
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (open until the end)
     if sys.stderr is None:
@@ -116,7 +116,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         result = _run_command()
-        sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
+        sys.stdout.flush()  # A pipe is written in blocks: flush, to see whether the reader is gone.
     except Refused as refused:
         _print_error(refused.reason, refused.nearest_fix)
         sys.exit(2 if isinstance(refused, Misuse) else 1)
@@ -124,7 +124,7 @@ def main() -> None:
         _print_error(trouble.reason, None)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader (head, a pager) has seen enough; the interpreter must not complain about it at its end.
+        # The reader (head, a pager) has closed the pipe. The interpreter must not complain about it at exit.
         _discard_output()
         sys.exit(1)
     except OSError as error:
@@ -155,7 +155,7 @@ def _run_command() -> object:
         command = command[word]
     describe(command)
     if command.default_command is None:
-        # A list of commands is plain text: loading Markdown takes as long as all else.
+        # A list of commands is plain text: loading Markdown takes as long as everything else.
         command.help_format = "plaintext"
     return tree(words)
 
@@ -174,7 +174,7 @@ def describe(command: "App") -> None:
 
 
 def _discard_output() -> None:
-    """Discard what is in the buffer: the interpreter would try to write it at exit, and fail again."""
+    """Discard the buffer: the interpreter would try to write it at exit, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -188,7 +188,7 @@ def _print_error(reason: str, fix: str | None) -> None:
 
 
 def _coloured(word: str, colour: int) -> str:
-    """A word in a colour (its number for terminals), where standard error is a terminal that wants it."""
+    """A word in a colour (its number for terminals), if standard error is a terminal with colours."""
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
     return word if plain else f"\x1b[{colour}m{word}\x1b[0m"
 

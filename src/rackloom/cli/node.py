@@ -216,7 +216,7 @@ class NicParameters:
 
 
 def _excluded_interfaces(kinds: tuple[str, ...] | None, expression: str | None) -> "ExclusionPolicy":
-    """DRANET's filter takes the place of its default, which leaves out veth."""
+    """The excluded interfaces. DRANET's filter replaces its default, which leaves out veth."""
     from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, POD_INTERFACE_KINDS, ExclusionPolicy
 
     if kinds is not None:

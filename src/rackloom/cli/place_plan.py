@@ -149,7 +149,7 @@ def report_page(report: PlacementReport, *, seats: bool = True) -> str:
 
 
 def _move_line(move: JobMove) -> str:
-    """What it costs and what it opens."""
+    """A move, with its cost and gain."""
     gain = move.gain()
     return f"first {move.describe()}: {gain}" if gain else f"first {move.describe()}"
 

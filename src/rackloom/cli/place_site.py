@@ -85,7 +85,7 @@ def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterO
 
 
 def _optional_objects(resource: str, kind: str, source: SiteParameters) -> list[Document] | None:
-    """None where the cluster does not have the resource, or does not let us see it."""
+    """The objects, or None if the cluster does not have the resource or does not let us read it."""
     from rackloom.claim.manifests.cluster import objects_from_cluster
 
     try:

@@ -122,7 +122,7 @@ def plan(
     blocked = any(made.blocked for made in plans)
     nics = plan_dranet(places, back=back)
     if not node.driver and (nics.claims or nics.phase is Phase.DRANET):
-        # For information: `apply` and `back` concern it only where it is named.
+        # For information: `apply` and `back` concern DRANET only if it is named.
         plans.append(nics)
     emit(plans, output, lambda: _table(plans, done=False))
     return 1 if blocked else 0
@@ -182,7 +182,7 @@ def back(
 def _drained(
     places: "NodePlaces", drivers: Sequence[str], *, back: bool
 ) -> "tuple[tuple[DriverPlan, ...], tuple[str, ...]]":
-    """The plan for DRANET, where it is asked for and nothing is in its way; and the other drivers."""
+    """The plan for DRANET, if it is named and nothing blocks it, and the other drivers."""
     from rackloom.claim.node.takeover.dranet import DRANET, require_drained
 
     asked = tuple(require_drained(places, back=back) for driver in drivers if driver == DRANET)
@@ -197,7 +197,7 @@ def _once_stopped(act: "Callable[[], Sequence[DriverPlan]]", seconds: float) -> 
     """Call `act` until no plugin keeps it from its work. Raises `StillRunning` after `seconds`."""
     from rackloom.claim.node.storage import StillRunning
 
-    # As the first process of a container it would not end by SIGTERM otherwise.
+    # Otherwise SIGTERM would not end it as the first process of a container.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     until, reported = time.monotonic() + seconds, ""
     while True:

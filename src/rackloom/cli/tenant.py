@@ -160,7 +160,7 @@ def _named(kind: ObjectKind[Any], text: str, name: str | None = None) -> Paramet
 
 
 def _app(kind: ObjectKind[Any], what: str) -> App:
-    """`list`, `get` and, where tenants delete such objects, `delete`."""
+    """The commands `list`, `get` and, if tenants delete such objects, `delete`."""
     # Plain text: their help texts are sentences, and Markdown takes long to load.
     made = App(name=kind.noun, help=what, help_format="plaintext")
 
@@ -201,7 +201,7 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
         site: SiteAccess = EVERYBODY,
     ) -> None:
         with site.client() as client:
-            # All are looked for first, so that a misspelt name deletes nothing.
+            # Find all of them first, so that a misspelt name deletes nothing.
             _delete(client, kind, [kind.find(client, each) for each in (name, *names)], waiting, output)
 
     made.command(every, name="list", help=f"List the {kind.plural}.")
@@ -221,7 +221,7 @@ def _delete(client: "Client", kind: ObjectKind[Any], found: list[Any], waiting: 
             if output == "table":
                 print(f"{kind.noun} {kind.name(each)} is being deleted", flush=True)
     finally:
-        # What was done before a failure is printed too.
+        # Also print the objects that were deleted before a failure.
         if output != "table":
             emit(deleted, output, str)
     if waiting:
@@ -323,7 +323,7 @@ Order = models.InstanceCreate | models.InstanceBatchCreate
 
 
 def _order(name: str, count: int, vpc_id: str, type_id: str, *, spread: bool) -> Order:
-    """What is asked for. The service takes several instances as a batch, and one by itself."""
+    """The request body. The service takes several instances as a batch, and a single one without."""
     if count == 1:
         return models.InstanceCreate(name=name, vpc_id=vpc_id, instance_type_id=type_id)
     return models.InstanceBatchCreate(
@@ -357,7 +357,7 @@ def _plan_table(plan: models.InstancePlan, names: Names) -> str:
 
 
 def _only(client: "Client", kind: ObjectKind[Any], wanted: str | None) -> Any:
-    """The object that is named; without a name, the only one there is."""
+    """The named object, or without a name, the only one that exists."""
     if wanted is not None:
         return kind.find(client, wanted)
     every = list(client.items(kind.listed()))

@@ -40,7 +40,7 @@ WATCH_SECONDS = 1.0
 COMPLETION_SECONDS = 2.0
 """For the names that a shell offers: nobody waits longer for those."""
 
-# The site, and for whom.
+# The site, and the organisation that a command acts for.
 
 
 @Parameter(name="*")
@@ -62,7 +62,7 @@ class SiteAccess:
     def client(self, timeout: float | None = None) -> "Client":
         """A client; with a `timeout` in seconds, one that asks once."""
         connection = self._connection()
-        # The library of requests takes longer to import than all else, and a help or a refusal needs none.
+        # The HTTP library takes longer to import than everything else, and a help or a refusal needs none.
         import httpx2
 
         from rackloom.client import Client, RetryPolicy
@@ -100,7 +100,7 @@ class SiteAccess:
 
 
 def _access_of(context: Any) -> SiteAccess:
-    """The site of a command line that is being completed; `context` is the CompletionContext of cyclopts."""
+    """The site of a command line that is being completed. `context` is cyclopts' CompletionContext."""
     given = {field.name: context[field.name].value for field in fields(SiteAccess)}
     return SiteAccess(**{name: value for name, value in given.items() if value is not UNSET})
 
@@ -294,7 +294,7 @@ def _until_all(
     sleep: Callable[[float], None],
     clock: Callable[[], float],
 ) -> None:
-    """Return when `count` gives `total`; each change of the count is printed."""
+    """Return when `count` gives `total`. Each change of the count is printed."""
     begun, before = clock(), -1
     while (done := count()) < total:
         if done != before:

@@ -35,7 +35,7 @@ from rackloom.topology.rack import RackProfile
 app = App(name="topology", help="What is wired to what, and how we know.")
 
 _MAX_NAMES = 3
-"""Names of interfaces in one row."""
+"""The number of interface names in one row."""
 ClassMatrix = tuple[tuple[Cell, ...], ...]
 
 
@@ -212,7 +212,7 @@ def _discovered_page(machine: Machine) -> str:
 
 
 def _interfaces_table(machine: Machine) -> str:
-    """Those with the same answer in one row: a node has one for each of its pods."""
+    """Interfaces with the same answer share a row: a node has one for each of its pods."""
     alike: dict[tuple[str, str | None], list[str]] = {}
     for interface in machine.interfaces:
         alike.setdefault((interface.kind, interface.excluded), []).append(interface.name)
@@ -224,7 +224,7 @@ def _interfaces_table(machine: Machine) -> str:
 
 
 def _some_names(names: Sequence[str]) -> str:
-    """Of many, the first and how many more."""
+    """The first of many names, and the number of the others."""
     shown = ", ".join(names[:_MAX_NAMES])
     return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
 
@@ -318,7 +318,7 @@ def _path_text(path: PciePath | None) -> str | None:
 
 
 def _cells(values: Sequence[object]) -> list[str]:
-    """What is not known prints as a dash."""
+    """The values as text, with a dash for an unknown one."""
     return ["-" if value is None else str(value) for value in values]
 
 

@@ -219,7 +219,7 @@ def report_table(report: "AlignmentReport") -> str:
 
 @dataclass(frozen=True)
 class _RunLog:
-    """The runs so far; each one's RESULT line is printed at once, if at all."""
+    """The runs so far. The RESULT line of each is printed at once, if at all."""
 
     print_results: bool
     runs: "list[TransferReport]" = field(default_factory=list)
@@ -280,7 +280,7 @@ def _remote_targets(target: str, secret: str, count: int) -> "list[RemoteTarget]
 
 
 def _discover_machine() -> "Machine | None":
-    """The machine of this host; None where kernel and driver do not describe it."""
+    """The machine of this host, or None if kernel and driver do not describe it."""
     from rackloom.topology.discovery.discover import discover_machine
 
     with suppress(Refused, Retry):
@@ -315,7 +315,7 @@ def _save_record(
 
 
 def _arm_row(arm: "Arm") -> tuple[str, ...]:
-    """One arm; of its runs the slowest percentiles and every path verdict."""
+    """One arm, with the slowest percentiles and every path verdict of its runs."""
     from rackloom.core.transfer.comparison import arm_title
 
     carriers = dict.fromkeys(name for run in arm.runs for name in run.path.carried_by or run.path.protocols)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _MAX_EXAMPLES = 4
-"""Objects of a step that stands still for which the reason is printed."""
+"""The number of objects of a stalled step for which the reason is printed."""
 _PROGRESS_AFTER = 1.0
-"""Seconds after which a terminal shows what is waited for."""
+"""Seconds after which a terminal shows the objects that a step waits for."""
 
 
 @with_common_flags
@@ -157,7 +157,7 @@ def _left_lines(found: "UninstallPlan") -> list[str]:
 
 
 def _objects_text(objects: tuple[str, ...]) -> str:
-    """An object by its name, several of a kind by their number; JSON and YAML name them all."""
+    """A single object by name, several of a kind by number. JSON and YAML name them all."""
     kinds = Counter(name.partition(" ")[0] for name in objects)
     alone = {name.partition(" ")[0]: name for name in objects}
     return ", ".join(alone[kind] if count == 1 else f"{kind} ({count})" for kind, count in kinds.items())

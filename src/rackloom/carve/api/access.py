@@ -1,28 +1,27 @@
-"""Who may call an operation and use its parameters: what is declared, and what is refused.
+"""Access to operations and their parameters: how roles are declared and enforced.
 
 A route declares its roles by the type of its caller (`routing.TenantAdmin` and its neighbours): one of these
 roles is enough. A field of a query model declares its roles with `PROVIDERS_ONLY`. These declarations are the
 only ones: `check_call` enforces them, and /openapi.json shows them under `x-rackloom-roles`, at the operation
-and at the schema of the parameter. An operation for every member of the organisation, whatever its roles,
-declares `MEMBER`. A field of an answer that others do not see is marked in the same way; the route leaves it
-out, and a test compares.
+and at the schema of the parameter. An operation for every member of the organisation, with or without a role,
+declares `MEMBER`. A field of an answer that others do not see is marked in the same way. The route leaves it
+out, and a test checks this.
 
 Each operation that needs a role also has a permission, derived from its path and method: `instances:read`,
 `instance-types:write`. It is shown under `x-rackloom-permission`. A built-in role is the set of the
 permissions of its operations. A custom role is a set of permissions on one side, as a tenant or as a
-provider; it opens the operations that have one of them and declare a built-in role of that side. For such
-an operation, and for no other, the caller then has that built-in role: `acting` is the one place where this
-is decided.
+provider. It opens the operations that have one of them and declare a built-in role of that side. For such
+an operation, and for no other, the caller then has that built-in role. Only `acting` decides this.
 
 `check_call` decides in this order. A caller without a role of the operation is refused (403). A parameter
-that begins with `include` and is not one of the operation's is refused (400): a client that asks for more
+that begins with `include` and is not one of the operation's is refused (400): a client that requests more
 must not take the shorter answer for the whole one. A parameter for other roles is refused (403) unless it is
-switched off; a client may send its defaults. Other unknown parameters are ignored, as they are upstream.
+switched off, because a client may send its defaults. Other unknown parameters are ignored, as upstream does.
 
 A caller may have roles as a tenant and as a provider. Its role then admits a parameter, and the route
-applies the parameter only to objects of its own provider. Who may call the operation only by a custom role
-sees related objects (`includeRelation`) of the kinds that it may read, and may use another parameter that
-shows objects of another kind only with the permission that `shows` declares for it.
+applies the parameter only to objects of its own provider. A caller that only a custom role admits sees
+related objects (`includeRelation`) of the kinds that it may read. It may use another parameter that shows
+objects of another kind only with the permission that `shows` declares for it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,16 +48,16 @@ PROVIDERS_ONLY: dict[str, JsonValue] = {ROLES_KEY: [str(role) for role in PROVID
 
 
 def shows(permission: str, *, providers_only: bool = False) -> dict[str, JsonValue]:
-    """The `json_schema_extra` of a query parameter that adds what needs another permission to read."""
+    """The `json_schema_extra` of a query parameter for objects that need another permission to read."""
     return {PERMISSION_KEY: permission, **(PROVIDERS_ONLY if providers_only else {})}
 
 
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
-"""How a flag is written that is switched off."""
+"""The spellings of a flag that is switched off."""
 
 
 def described_access(roles: Sequence[Role], permission: str) -> dict[str, JsonValue]:
-    """The declaration of an operation in /openapi.json; without roles every member may call it."""
+    """The declaration of an operation in /openapi.json. Without roles, every member may call it."""
     if not roles:
         return {ROLES_KEY: [MEMBER]}
     return {ROLES_KEY: [str(role) for role in roles], PERMISSION_KEY: permission}
@@ -101,7 +100,7 @@ def side_of(role: Role) -> Side:
 def permissions_of_roles(
     operations: Iterable[tuple[Sequence[Role], str]],
 ) -> dict[Role, frozenset[Permission]]:
-    """What each built-in role allows, from the roles and the permission of every operation."""
+    """The permissions of each built-in role, from the roles and the permission of every operation."""
     declared = list(operations)
     return {
         role: frozenset((side_of(role), permission) for roles, permission in declared if role in roles)
@@ -117,7 +116,7 @@ def permissions_of(caller: Caller, built_in: Mapping[Role, frozenset[Permission]
 def acting(caller: Caller, roles: Sequence[Role], permission: str) -> Caller:
     """The caller of an operation, with the built-in role that a custom role stands for there.
 
-    Of a provider's roles it is the one that may do least.
+    Of several provider roles, it is the one with the fewest permissions.
     """
     added = set()
     if (Side.TENANT, permission) in caller.held and Role.TENANT_ADMIN in roles:
@@ -132,11 +131,11 @@ def acting(caller: Caller, roles: Sequence[Role], permission: str) -> Caller:
 
 
 class QueryRule(msgspec.Struct, frozen=True):
-    """What a query parameter needs besides what its operation needs."""
+    """The requirements of a query parameter, in addition to those of its operation."""
 
     roles: Sequence[Role]
     permission: str | None
-    """What a custom role must hold to read the objects that the parameter adds."""
+    """The permission that a custom role must hold to read the objects that the parameter adds."""
 
 
 def check_call(
@@ -178,8 +177,8 @@ def _check_included(
 ) -> None:
     """Refuse other objects in the answer that the custom roles of the caller do not let it read.
 
-    Each side on which only a custom role admits the caller decides by itself: what may be read as a tenant
-    opens nothing of an operation that is called as a provider.
+    Each side on which only a custom role admits the caller is checked separately: permission to read as a
+    tenant opens nothing in an operation that is called as a provider.
     """
     built_in = {side_of(role) for role in caller.roles if role in roles}
     sides = {side_of(role) for role in roles} - built_in
@@ -205,7 +204,7 @@ def _is_off(values: Sequence[str]) -> bool:
 
 
 def query_rules(route: Dependant) -> dict[str, QueryRule]:
-    """The query parameters of an operation, and what each needs besides."""
+    """The query parameters of an operation, each with its own requirements."""
     found: dict[str, QueryRule] = {}
     for field in get_flat_params(route):
         extra = field.field_info.json_schema_extra

@@ -240,7 +240,7 @@ def _allocations(conn: sa.Connection, caller: Caller) -> AnySelect:
 
 
 def _constraint_filter(query: AllocationQuery) -> sa.ColumnElement[bool] | None:
-    """Allocations by what they give; every constraint is a reservation of an instance type."""
+    """Filter allocations by their constraints: each constraint reserves an instance type."""
     if not (query.resource_type_id or query.constraint_value or query.resource_type or query.constraint_type):
         return None
     return routing.filter_rows(
@@ -253,7 +253,7 @@ def _constraint_filter(query: AllocationQuery) -> sa.ColumnElement[bool] | None:
 
 
 def _order() -> dict[str, sa.ColumnElement[Any]]:
-    """An allocation of several types is sorted by its first; no allocation has IP blocks."""
+    """An allocation of several types is sorted by the first type name. No allocation has IP blocks."""
     mine = allocation_constraint.c.allocation_id == allocation.c.id
     org = sa.select(tenant.c.org).where(tenant.c.id == allocation.c.tenant_id)
     kinds = sa.select(sa.func.min(instance_type.c.name)).join(

@@ -4,10 +4,10 @@ A request passes `AuthenticationMiddleware` first: every path below an organizat
 token before routing, so a route that forgets to require a role cannot be reached without a token, and no
 body is parsed without one. `AuditMiddleware` begins its entry in the audit log. `BodyLimitMiddleware`
 admits at most `MAX_BODY` bytes of JSON, received within `BODY_SECONDS`. `RequestLimitMiddleware` then
-lets it wait for its organisation's turn, where the service has limits.
+lets it wait for its organisation's turn, if the service has limits.
 
 The error handlers are the only place where refusals become HTTP status codes. Every error has the same
-JSON body; the nearest fix goes into `data`. Routes are matched in their order: instance types come before
+JSON body, with the nearest fix in `data`. Routes are matched in their order: instance types come before
 instances, or `/instance/type` would be read as an instance id. `RouteIndex` finds the few that can match.
 """
 
@@ -152,7 +152,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def refusal_response(error: Refused) -> Response:
-    """The response to a refusal; the nearest fix goes into `data`."""
+    """The response to a refusal, with the nearest fix in `data`."""
     kind = error.kind if isinstance(error, Rejected) else RefusalKind.CONFLICT
     data: Mapping[str, str] = (error.data if isinstance(error, Rejected) else None) or {}
     if error.nearest_fix is not None:
@@ -173,9 +173,9 @@ async def _on_invalid_request(_request: Request, error: RequestValidationError) 
 
 
 def _field_path(problem: Mapping[str, Any]) -> str:
-    """`nvLinkInterfaces.0.deviceInstance`; the whole body is `body`, and all parameters together are `query`.
+    """The path of a field, such as `nvLinkInterfaces.0.deviceInstance`.
 
-    A repeated parameter is one field.
+    The whole body is `body`, and all parameters together are `query`. A repeated parameter is one field.
     """
     if problem["loc"][0] == "query" and len(problem["loc"]) > 1:
         return str(problem["loc"][1])
@@ -183,7 +183,7 @@ def _field_path(problem: Mapping[str, Any]) -> str:
 
 
 def _field_message(problem: Mapping[str, Any]) -> str:
-    """The rule in words, where the problem names only a pattern."""
+    """The message of a problem, with the rule in words if the problem names only a pattern."""
     rule = PATTERN_RULES.get(problem.get("ctx", {}).get("pattern", ""))
     return rule or str(problem["msg"])
 
@@ -194,7 +194,7 @@ async def _on_http_error(_request: Request, error: HTTPException) -> Response:
 
 
 def undecided_response(error: Retry | Unknown) -> Response:
-    """The response where nothing was decided."""
+    """The response to a request that was not decided."""
     headers = {"Retry-After": str(max(1, round(error.after)))} if isinstance(error, Retry) else None
     return routing.problem_response(503, error.reason, headers=headers)
 
@@ -257,7 +257,7 @@ class AuthenticationMiddleware:
 
 
 _SHAPE = "#/components/schemas/{model}"
-"""Where the description says what a model looks like."""
+"""The reference to a model's schema in the description."""
 
 
 def complete_openapi(app: FastAPI) -> None:
@@ -281,7 +281,7 @@ def complete_openapi(app: FastAPI) -> None:
                 for operation in methods.values():
                     # The framework's validation error, which this API does not use.
                     operation["responses"].pop("422", None)
-                    # Every error is a `Problem` as JSON, whatever the media type of the successful response.
+                    # Every error is a `Problem` as JSON, even if a successful response is no JSON.
                     for status, response in operation["responses"].items():
                         if int(status) >= HTTPStatus.BAD_REQUEST:
                             response["content"] = {
@@ -301,7 +301,7 @@ def complete_openapi(app: FastAPI) -> None:
 
 
 def _description_route(app: FastAPI) -> Route:
-    """/openapi.json, which anybody may ask for: encoded once."""
+    """The public route /openapi.json, whose document is encoded once."""
 
     @cache
     def encoded() -> bytes:
@@ -316,7 +316,7 @@ def _description_route(app: FastAPI) -> Route:
 # The application.
 
 
-# Types before instances: /instance/type would else be read as an instance id. For the same reason
+# Types before instances: otherwise /instance/type is read as an instance id. For the same reason
 # statistics come before machines, and organisations, with /service-account/current, before service accounts.
 ROUTERS = (
     organizations.router, quotas.router, sites.router, instance_types.router, statistics.router,
@@ -330,7 +330,7 @@ ROUTES = tuple(route for router in ROUTERS for route in router.routes if isinsta
 
 
 def _declare_access() -> Iterator[tuple[Sequence[Role], str]]:
-    """Describe who may call each operation; gives its roles and its permission."""
+    """Add the required roles to the description of each operation. Yields its roles and its permission."""
     for route in ROUTES:
         (method,) = sorted(route.methods or [])
         roles, permission = routing.roles_of(route), access.permission_of(route.path, method)
@@ -339,15 +339,15 @@ def _declare_access() -> Iterator[tuple[Sequence[Role], str]]:
 
 
 BUILT_IN = access.permissions_of_roles(_declare_access())
-"""What each built-in role allows."""
+"""The permissions of each built-in role."""
 
 
 def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
-    """The ASGI application over `deps`, with the limits of an organisation's requests; None: no limits.
+    """The ASGI application over `deps`, with limits on each organisation's requests (None for no limits).
 
     It runs requests, and no background tasks.
     """
-    # The documentation pages of the framework load scripts from other sites; `docs_page` does not.
+    # The framework's documentation pages load scripts from other sites. `docs_page` does not.
     app = FastAPI(
         title="Rackloom",
         version=version("rackloom"),

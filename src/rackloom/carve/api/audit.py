@@ -245,7 +245,7 @@ def _scope_of(conn: sa.Connection, caller: Caller) -> _Scope:
         return _Scope()
     if Role.TENANT_ADMIN in caller.roles:
         return _Scope(tenant_org=caller.org)
-    # Where these records have sites of other providers too, each provider reads its own requests.
+    # The records may have sites of other providers too, so each provider reads its own requests.
     entitlements.provider_id_of(conn, caller.org)
     return _Scope(org=caller.org)
 

@@ -1,18 +1,18 @@
-"""What REST tells the audit log of a request: who, from where, which operation and object, and how it ended.
+"""The audit entry of a REST request: caller, source address, operation, object and outcome.
 
 `AuditMiddleware` runs behind authentication. It begins the trail of each request that may change
 something. A route completes it (`complete_trail`), and has a store whose transactions write the entry.
-An answer of 400 and above is counted as refused: of every request that may change something, and of
-reads those that were forbidden (403). Requests without a caller are counted by their reason, and not
+A request that may change something is counted as refused if the answer is 400 or above. A read is
+counted only if it was forbidden (403). Requests without a caller are counted by their reason, and not
 entered.
 
-The address of a client is that of its connection. A `Forwarded-For` header counts only where the
-connection comes from a proxy that the configuration trusts: then it is the last address in the header
-that is no such proxy.
+The address of a client is that of its connection. A `Forwarded-For` header counts only if the
+connection comes from a proxy that the configuration trusts. The client is then the last address in the
+header that is no such proxy.
 
-Whose request: a caller with a provider's role acts as an operator, unless the operation is one for tenants
-and the caller is one. Of a refused request the custom roles decide by their side. Only the tenant's own
-requests, and those at its objects, are for the tenant to read.
+A caller with a provider's role acts as an operator, unless the operation is one for tenants and the
+caller is one. For a refused request, the sides of the caller's custom roles count too. A tenant may read
+only its own requests and those at its objects.
 """
 
 import heapq
@@ -61,13 +61,13 @@ def unauthenticated_reason(message: str) -> str:
     return next((reason for part, reason in UNAUTHENTICATED if part in message), "invalid")
 
 
-# Where a request comes from.
+# The source of a request.
 
 
 def source_of(peer: str, forwarded_for: str | None, trusted: Sequence[IPv4Network | IPv6Network]) -> str:
-    """The address of the client: that of the connection, or what trusted proxies say it was.
+    """The address of the client: that of the connection, or the one that trusted proxies report.
 
-    IPv4 addresses that are mapped into IPv6 count, and are entered, as IPv4 (`plain_address`).
+    IPv4 addresses that are mapped into IPv6 are compared and entered as IPv4 (`plain_address`).
     """
     peer = plain_address(peer)
     if not forwarded_for or not _is_in(peer, trusted):
@@ -113,7 +113,7 @@ class AuditMiddleware:
 
 
 def begin_trail(scope: Scope) -> AuditTrail:
-    """The trail of a request with a caller, with what is known before its operation is."""
+    """Begin the trail of a request with a caller, before its operation is known."""
     deps, caller = scope["app"].state.deps, scope["state"]["caller"]
     audit: RequestAudit = deps.audit
     is_operator = _is_operator(caller, ())
@@ -134,7 +134,7 @@ def begin_trail(scope: Scope) -> AuditTrail:
 
 
 def _is_operator(caller: Caller, declared: Sequence[Role]) -> bool:
-    """Whether a caller acts as a provider in an operation that declares these roles; none: it is unknown."""
+    """Whether a caller acts as a provider in an operation that declares these roles (none if unknown)."""
     is_tenant = Role.TENANT_ADMIN in caller.roles
     is_provider = not caller.roles.isdisjoint(PROVIDER_ROLES)
     if caller.roles.isdisjoint(declared):
@@ -144,10 +144,10 @@ def _is_operator(caller: Caller, declared: Sequence[Role]) -> bool:
 
 
 class _Watch:
-    """Sends the answer on, and counts it where it is a refusal."""
+    """Passes the answer on, and counts it if it is a refusal."""
 
     def __init__(self, scope: Scope, first_refusal: int, send: Send) -> None:
-        """`first_refusal` is the smallest status that is counted; of reads it is the only one."""
+        """`first_refusal` is the smallest status that is counted. For reads it is the only one."""
         self._scope = scope
         self._first_refusal = first_refusal
         self._send = send
@@ -188,7 +188,7 @@ def _message_of(body: bytes) -> str:
     return str(decoded.get("message") or "") if isinstance(decoded, dict) else ""
 
 
-# What a route adds.
+# Facts that a route adds.
 
 
 _KINDS = {
@@ -211,7 +211,7 @@ _VERBS = re.compile(r"^(batch-)?[a-z]+-")
 
 
 async def complete_trail(request: Request, trail: AuditTrail, roles: Sequence[Role], caller: Caller) -> None:
-    """Add what is known when the operation was found: `roles` are those that it declares.
+    """Add the facts that are known once the operation was found. It declares `roles`.
 
     `caller` has the built-in roles that its custom roles stand for in this operation.
     """

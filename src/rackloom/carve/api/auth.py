@@ -1,18 +1,18 @@
 """Authentication: verified bearer tokens, roles in an organization, and the local issuer.
 
-What a verified token says of its caller is decided by `claim_mapping`. A role name may carry a deployment's
+`claim_mapping` derives the caller from a verified token. A role name may carry a deployment's
 prefix before its first underscore. The algorithm is a property of the trusted key and is never read from the
 token, so a token cannot select another algorithm. The current time is passed in, so tokens also expire in a
 simulation.
 
-Tokens that were found valid are remembered (`VerifiedTokens`), because to verify a signature costs a third of
-a read. What depends on the time is checked for each request. A verifier keeps its keys for as long as it
-lives: whoever trusts other keys makes a new one, which remembers nothing.
+Valid tokens are remembered (`VerifiedTokens`), because verifying a signature costs a third of a read.
+Times are checked for each request. A verifier never changes its keys: to trust other keys, make a new
+verifier, which remembers nothing.
 
 A token must end, and within a limit: it may be valid for at most the maximum lifetime of its issuer from
 now on (`exp`). It must be valid by now (`nbf`) and issued by now (`iat`), both with `CLOCK_SKEW` seconds
-for the clock of the issuer. `exp` has no such leeway: it would prolong every token. Times that are no
-plausible numbers are refused.
+for the clock of the issuer. `exp` has no such leeway: it would prolong every token. Implausible times are
+refused.
 
 `LocalIssuer` is the issuer of an embedded service. It has one Ed25519 key in its home, created at first
 use and readable by the owner only. Creation is atomic: a reader sees the whole key or none, and the
@@ -70,7 +70,7 @@ class Side(StrEnum):
 
 
 Permission = tuple[Side, str]
-"""What a role allows on one side, as `instances:read`."""
+"""A permission that a role gives on one side, such as `instances:read`."""
 
 
 class UnauthenticatedCaller(Exception):
@@ -82,7 +82,7 @@ class UnknownKey(UnauthenticatedCaller):
 
 
 class TrustedKey(msgspec.Struct, frozen=True):
-    """A public key whose signatures are trusted, for one algorithm."""
+    """A public key that is trusted for one algorithm."""
 
     key_id: str
     algorithm: Algorithm
@@ -97,13 +97,13 @@ class Caller(msgspec.Struct, frozen=True):
     org: str
     roles: frozenset[Role]
     expires: float
-    """When this identity must be proved again, in seconds since the epoch: at latest when a token ends."""
+    """When this identity must be proved again, in seconds since the epoch. No later than its token ends."""
     custom_roles: frozenset[str] = frozenset()
     """Names that may be those of custom roles of the organisation."""
     held: frozenset[Permission] = frozenset()
-    """What the custom roles allow."""
+    """The permissions of the custom roles."""
     account_ends: float | None = None
-    """When the service account ends, of a program whose account does."""
+    """The end of the caller's service account, or None if it has none."""
 
     def require(self, *roles: Role) -> None:
         """Refuse a caller that has none of `roles`."""
@@ -122,22 +122,22 @@ _LATEST_TIME = 1e12
 
 
 MAX_REMEMBERED = 1024
-"""Tokens whose signatures need no second look."""
+"""The number of tokens that are remembered."""
 MAX_REMEMBERED_BYTES = 8 << 10
-"""Of one token: a longer one is verified each time."""
+"""The length of a token that is remembered. A longer one is verified each time."""
 
 
 class VerifiedTokens:
-    """The claims of tokens with a valid signature, by digest: the least recently used give way to new ones.
+    """The claims of tokens with a valid signature, by digest. New ones replace the least recently used.
 
-    Only a token that passed every check is remembered, so that a flood of others displaces nothing.
+    Only a token that passed every check is remembered, so a flood of invalid ones displaces nothing.
     """
 
     def __init__(self) -> None:
         self._claims: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
 
     def find(self, digest: bytes) -> dict[str, Any] | None:
-        """The claims of a token that was remembered; nobody may change them."""
+        """The claims of a remembered token, or None. Callers must not change them."""
         claims = self._claims.get(digest)
         if claims is not None:
             self._claims.move_to_end(digest)
@@ -153,7 +153,7 @@ class VerifiedTokens:
 class TokenVerifier:
     """Verifies the tokens of one issuer, for any of the audiences.
 
-    `clock` gives seconds since the epoch; a token may be valid for `lifetime` seconds from now on.
+    `clock` gives seconds since the epoch. A token may be valid for `lifetime` seconds from now on.
     `qualifier` is put before subjects, so that those of several issuers differ.
     """
 
@@ -183,7 +183,7 @@ class TokenVerifier:
     def verify(self, authorization: str | None, org: str) -> Caller:
         """The caller behind an Authorization header, for `org`.
 
-        Raises UnauthenticatedCaller without a valid token, Rejected (forbidden) where it does not name `org`.
+        Raises UnauthenticatedCaller without a valid token, Rejected (forbidden) if it does not name `org`.
         """
         claims = self._claims(_bearer_token(authorization))
         wanted = org.lower()
@@ -196,7 +196,7 @@ class TokenVerifier:
         return Caller(subject, wanted, roles, float(claims["exp"]), custom)
 
     def _claims(self, token: str) -> dict[str, Any]:
-        # By digest: whoever reads the memory of the process finds no token there.
+        # By digest, so that the memory of the process holds no token.
         digest = sha256(token.encode(errors="surrogatepass")).digest()
         claims = self._verified.find(digest)
         if claims is not None:
@@ -267,7 +267,7 @@ def _bearer_token(authorization: str | None) -> str:
 
 
 def _roles_by_name(names: Sequence[str]) -> list[Role]:
-    """Roles by name; the part before the first underscore may be a prefix of the deployment."""
+    """Roles by name. The part before the first underscore may be a prefix of the deployment."""
     known = {role.value: role for role in Role}
     return [known[part] for name in names for part in (name, name.partition("_")[2]) if part in known]
 
@@ -284,7 +284,7 @@ LOCAL_ISSUER = "rackloom"
 LOCAL_AUDIENCE = "rackloom"
 LOCAL_KEY_FILE = "token-ed25519.pem"
 LOCAL_LIFETIME = 366 * 24 * 3600.0
-"""Seconds for which a token of an embedded service may be valid: it has no login to get another one."""
+"""Seconds for which a token of an embedded service may be valid. There is no login that renews it."""
 
 
 class LocalIssuer:

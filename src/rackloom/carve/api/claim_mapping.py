@@ -1,4 +1,4 @@
-"""What the claims of a verified token say: who the caller is, and its roles in each organisation.
+"""From the claims of a verified token to the caller: its subject, and its roles in each organisation.
 
 Every identity provider has its own claims, so the mapping is configured for each issuer, as plain values. A
 `ClaimMapping` is applied in this order. Claims with required values are compared. A claim that is read but
@@ -7,12 +7,12 @@ mean other rights than the issuer meant. The subject is read. Then every `Grant`
 
 A grant reads the texts of one claim: a text, a list of texts, or the names of an object. Its pattern
 (`/{org}/{role}`) must match the whole text. The organisation comes from the pattern, from another claim, or
-is fixed; so does the role, except that no other claim gives it. Tables may translate both. What does not
-match grants nothing.
+is fixed. The role comes from the pattern or is fixed. Tables may translate both. A text that does not match
+grants nothing.
 
 The guarantees: neither name may contain a character that separates `{org}` from `{role}`, so a text is read
-in one way only. Organisations are ASCII names and compared without case; another script cannot imitate one.
-An email address is a subject only where the issuer has verified it. Subjects are qualified with their
+in one way only. Organisations are ASCII names and compared without case, so another script cannot imitate
+one. An email address is a subject only if the issuer has verified it. Subjects are qualified with their
 issuer as `issuer#subject`. An issuer contains no `#`, so subjects of two issuers never collide.
 
 Without grants the claim `orgs` is read: organisation -> list of roles.
@@ -49,14 +49,14 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path
     pattern: re.Pattern[str]
-    """With groups `org` and `role`, as far as the texts name them."""
+    """The groups are `org` and `role`, as far as the texts name them."""
     org: str | None = None
     org_path: Path | None = None
     orgs: Mapping[str, str] = {}
-    """Name in the token -> organisation; empty: each name is that of an organisation."""
+    """Name in the token -> organisation. If empty, each name is that of an organisation."""
     role: str | None = None
     roles: Mapping[str, Sequence[str]] = {}
-    """Name in the token -> roles; empty: each name is that of a role."""
+    """Name in the token -> roles. If empty, each name is that of a role."""
 
 
 class ClaimMapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,15 +64,15 @@ class ClaimMapping(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: Path = ("sub",)
     required: Mapping[Path, Sequence[str | int | bool]] = {}
-    """Claim -> accepted values; without values it must only be there."""
+    """Claim -> accepted values. A claim without values must only be present."""
     grants: Sequence[Grant] = ()
-    """Empty: the claim `orgs`."""
+    """If empty, the claim `orgs` is read."""
     organisations: frozenset[str] | None = None
-    """The only ones that the issuer may name, in lower case, whatever its claims say; None: all."""
+    """The organisations, in lower case, that the issuer may name in any claim. None allows all."""
 
 
 def claim_path(text: str) -> Path:
-    r"""The path of `realm_access.roles`; `\.` is a dot in a name. Raises ValueError for an empty name."""
+    r"""Parse `realm_access.roles`, with `\.` for a dot in a name. Raises ValueError for an empty name."""
     parts = tuple(part.replace("\\.", ".") for part in _UNESCAPED_DOT.split(text))
     if not all(parts):
         raise ValueError(
@@ -91,7 +91,7 @@ def make_grant(
     role: str | None = None,
     roles: Mapping[str, Sequence[str]],
 ) -> Grant:
-    """A grant as configured, where `roles` names for each role the texts that mean it. Raises ValueError."""
+    """A grant as configured: `roles` has the texts that mean each role. Raises ValueError."""
     placeholders = _PLACEHOLDER.findall(pattern)
     if [org is not None, org_claim is not None, "org" in placeholders].count(True) != 1:
         raise ValueError(f"grant of {claim}: give one of org, org_claim, and {{org}} in the pattern")
@@ -141,11 +141,11 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(parts) + re.escape(literals[-1]), re.DOTALL)
 
 
-# What a token says.
+# Facts from a token.
 
 
 def subject_of(claims: Claims, mapping: ClaimMapping) -> str:
-    """Who the caller is, after the required claims were compared. Raises UnusableClaims."""
+    """The subject of the caller, after the required claims were compared. Raises UnusableClaims."""
     for path, accepted in mapping.required.items():
         if not _is_accepted(_claim_at(claims, path), accepted):
             raise UnusableClaims(f"Authorization token in request is not for this service: {path[-1]}")
@@ -158,7 +158,7 @@ def subject_of(claims: Claims, mapping: ClaimMapping) -> str:
 
 
 def roles_in(claims: Claims, mapping: ClaimMapping, org: str) -> list[str]:
-    """The names of the caller's roles in `org`, given in lower case; a member may have none.
+    """The names of the caller's roles in `org`, which is in lower case. A member may have none.
 
     Refused for an organisation that the token does not name, or its issuer may not name.
     """
@@ -183,7 +183,7 @@ def _stranger(org: str) -> Exception:
 
 
 def _require_whole(claims: Claims, grant: Grant) -> None:
-    """Refuse a token whose issuer left out a claim that the grant reads."""
+    """Refuse a token if its issuer left out a claim that the grant reads."""
     elsewhere = claims.get("_claim_names")
     for path in (grant.path, grant.org_path):
         name = path[0] if path else ""

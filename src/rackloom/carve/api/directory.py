@@ -1,20 +1,20 @@
-"""Who a key belongs to, and what custom roles allow: the records of identities, as each process knows them.
+"""The service accounts and custom roles of the records, as each process knows them.
 
 A key of a service account is `rlk_<id>_<secret>`, sent as a bearer token. Custom roles and keys are read
 from the records into memory (`Directory`). Before they are used, the process compares their revision with
-the records, unless it did so within `STALE_SECONDS`; so a revoked key or a changed role counts for at most
-that long in any replica, and not at all in the one that changed it. Where the records cannot be read,
+the records, unless it did so within `STALE_SECONDS`. So a revoked key or a changed role counts for at most
+that long in any replica, and not at all in the one that changed it. If the records cannot be read,
 nothing is decided (503).
 
 Callers share a read (single flight). A caller joins the running one if that began within `STALE_SECONDS` and
-this process has changed nothing since; otherwise it waits for the next, which it shares with all others that
-wait. So nobody waits for more than two reads, however often records change and also while reads fail. What
-was read during a change of this process answers those who waited for it, and is not kept.
+this process has changed nothing since. Otherwise it waits for the next, which it shares with all others that
+wait. So no caller waits for more than two reads, however often records change and also while reads fail. A
+result that was read during a change of this process answers the callers that waited for it, and is not kept.
 
-A caller with a made-up key costs no look into the database of its own: the key is looked up in memory, and
+A caller with a made-up key costs no extra database read: the key is looked up in memory, and
 secrets are compared in constant time by their SHA-256. The revision is read at most once in
-`STALE_SECONDS`, whatever arrives. The time of the last use is written at most once in `USE_SECONDS` for
-each key and process.
+`STALE_SECONDS`, however many requests arrive. The time of the last use is written at most once in
+`USE_SECONDS` for each key and process.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ KEY_PREFIX = "rlk_"
 STALE_SECONDS = 1.0
 USE_SECONDS = 3600.0
 CALLER_SECONDS = 300.0
-"""An event stream that was opened with a key or a custom role ends after so long, and the client opens
-another: only then it is decided anew what the caller may do."""
+"""Seconds after which an event stream that was opened with a key or a custom role ends. The client then opens
+another, and only then is the caller checked again."""
 
 BuiltIn = Mapping[Role, frozenset[Permission]]
 
@@ -53,12 +53,12 @@ def written_key(key_id: str, secret: str) -> str:
 
 
 def hash_of(secret: str) -> str:
-    """What is recorded of a secret."""
+    """The recorded hash of a secret."""
     return sha256(secret.encode()).hexdigest()
 
 
 def sent_key(authorization: str | None) -> str | None:
-    """The key in an Authorization header; None where there is another token, or none."""
+    """The key in an Authorization header, or None if it has another token or none."""
     scheme, _, token = (authorization or "").partition(" ")
     key = token.strip()
     return key if scheme.lower() == "bearer" and key.startswith(KEY_PREFIX) else None
@@ -116,7 +116,7 @@ class Directory:
         last = max(found.last_used or 0.0, self._used.get(key_id, 0.0))
         if now - last >= USE_SECONDS:
             self._used[key_id] = now
-            # Where nothing can be written, programs can still read.
+            # If the database takes no writes, programs can still read.
             with suppress(Retry, Unknown):
                 await self._store.on_behalf_of(found.org).run(identities.record_use, key_id, now)
         until = now + CALLER_SECONDS
@@ -131,7 +131,7 @@ class Directory:
         return _with_held(caller, known)
 
     async def with_custom_roles(self, caller: Caller) -> Caller:
-        """The caller with what its custom roles allow."""
+        """The caller with the permissions of its custom roles."""
         if not caller.custom_roles:
             return caller
         caller = _with_held(caller, await self._current())
@@ -148,9 +148,9 @@ class Directory:
             return await asyncio.shield(running.task)
         if self._next is None:
             self._next = asyncio.create_task(self._read_after(running))
-            # Retrieved here too: all who waited for a failed read may have gone.
+            # Retrieved here too: all callers that waited for a failed read may have gone.
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # Shielded: others wait for the same read when this request is cancelled.
+        # Shielded: other callers still wait for the same read if this request is cancelled.
         return await asyncio.shield(self._next)
 
     async def _read_after(self, running: "_Reading | None") -> Identities:
@@ -166,7 +166,7 @@ class Directory:
             if known is None or await self._store.read(identities.read_revision) != known.revision:
                 known = await self._store.read(identities.read_identities)
                 self._used = {key: used for key, used in self._used.items() if key in known.keys}
-            # What was read during a change of this process may be from before it.
+            # A result that was read during a change of this process may be from before the change.
             if reading.changes == self._changes:
                 self._known, self._compared_at = known, reading.begun
             return known

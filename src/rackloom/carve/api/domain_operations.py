@@ -1,7 +1,7 @@
 """The port for power and firmware of NVLink domains, and the requests that it takes.
 
-Nothing in this service switches power or installs firmware, and no program that does is part of it. Whoever
-embeds the service passes one as `ApiDeps.domain_operations`; without one every such request is refused.
+This service has no program that switches power or installs firmware. An embedder passes one as
+`ApiDeps.domain_operations`. Without one, every such request is refused.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class BatchFirmwareUpdate(FirmwareUpdate, _SeveralDomains):
 class DomainOperations(Protocol):
     """A program that switches power and installs firmware. Each call returns the ids of its tasks.
 
-    It raises `Retry` or `Unknown` where it cannot be reached; nothing here tries again.
+    Raises `Retry` or `Unknown` if the program cannot be reached. The service does not try again.
     """
 
     async def set_power(self, domains: Sequence[str], wanted: PowerState) -> Sequence[UUID]:

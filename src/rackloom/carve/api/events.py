@@ -112,7 +112,7 @@ async def follow(
         try:
             found, outdated_now = await deps.store.read(_look, tenant_id, number, now - deps.valid_seconds)
             is_behind = len(found) == BATCH
-            # Objects that were shown otherwise than recorded, and are no longer.
+            # Objects that are no longer shown otherwise than recorded.
             ended = {key: note for key, note in shown.items() if key not in outdated_now}
             back = await deps.store.read(outdated.recorded_notes, ended) if ended and not is_behind else []
         except (Retry, Unknown):
@@ -127,7 +127,7 @@ async def follow(
         if is_behind:
             continue
         if unsettled:
-            # Only now: what the client lists is then no older than what this stream knows as shown.
+            # Reset only now, so that the client's listing is no older than this stream's reading.
             unsettled = False
             yield _reset(Position(number, in_doubt=bool(outdated_now)))
         recorded = {note.object_id for note in back}

@@ -198,7 +198,7 @@ def _partition_shape(found_partition: FoundPartitionView) -> Json:
 
 
 def _operation_shapes(_conn: sa.Connection, rows: Rows, _query: OperationQuery) -> list[Json]:
-    """Operations; those of one plan have one plan id."""
+    """Operations of the controllers. All operations of a plan have its plan id."""
     return [
         shape(
             NVLinkOperation,

@@ -164,7 +164,7 @@ class InstanceType(wire.Timed):
 def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes, now: float) -> list[Json]:
     """Instance types (rows of `_types`), with the machines and the numbers of each when wanted.
 
-    The provider of a type sees its machines and the numbers of all tenants; a tenant sees its own numbers.
+    The provider of a type sees its machines and the numbers of all tenants. A tenant sees its own numbers.
     """
     histories = journal.status_histories(conn, [row.id for row in rows])
     shapes = {
@@ -232,7 +232,7 @@ def list_types(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[In
         given = sa.exists().where(allocation_constraint.c.instance_type_id == instance_type.c.id)
         visible = visible.where(given if tenant_id is None else instance_type.c.id.in_(_allocated(tenant_id)))
         if tenant_id not in (None, own_tenant_id):
-            # To whom a type was given is known to its provider and to that tenant.
+            # Only a type's provider and the tenant concerned may know that the tenant was given it.
             visible = visible.where(site.c.provider_id == provider_id)
     listing = routing.Listing(
         shapes=partial(_type_shapes, now=deps.clock()), order=ORDER, filters=FILTERS, searched=SEARCHED

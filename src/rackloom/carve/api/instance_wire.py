@@ -73,7 +73,7 @@ def interface_summary(row: Row | InterfaceRow) -> Json:
 
 
 def interface_shape(row: InterfaceRow) -> Json:
-    """An interface, with what was observed of its GPU; `statusMessage` says why it is not Ready."""
+    """An interface, with the observation of its GPU. `statusMessage` has the reason why it is not Ready."""
     return shape(
         NVLinkInterface,
         row,
@@ -85,7 +85,7 @@ def interface_shape(row: InterfaceRow) -> Json:
 
 
 def interface_specs(bodies: Sequence[InterfaceBody] | None) -> tuple[InterfaceSpec, ...] | None:
-    """The interfaces that a request asks for; None where it names none."""
+    """The interfaces that a request names, or None if it has no list of them."""
     if bodies is None:
         return None
     return tuple(
@@ -304,7 +304,7 @@ def instance_shapes(
 ) -> list[Json]:
     """Instances (rows of `INSTANCE_LISTING`) with their interfaces and histories.
 
-    `domains` are those whose recorded statuses are outdated.
+    The recorded statuses of `domains` are outdated.
     """
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)

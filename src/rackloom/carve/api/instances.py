@@ -100,14 +100,14 @@ def list_all(conn: sa.Connection, deps: Deps, caller: TenantAdmin, query: Params
     status = outdated.shown_status_column(table, domains)
     visible = routing.filter_rows(_OF_TENANT, (status, _stored_statuses(query.status)))
     if query.ip_address:
-        # The interfaces are stored as they came: an address is searched as a whole JSON string.
+        # The interfaces are stored as they came, so an address is searched as a whole JSON string.
         kept = sa.cast(table.c.extra["interfaces"], sa.Text)
         wanted = (kept.contains(f'"{address}"', autoescape=True) for address in query.ip_address)
         visible = visible.where(sa.or_(*wanted))
     listing = msgspec.structs.replace(LISTING, shapes=partial(instance_shapes, domains=domains))
     listing = listing.by(status, instead_of=table.c.status)
     tenant_id = entitlements.tenant_id_of(conn, caller.org)
-    # Prepared pages are for orders that are the same each time, which that by status is not in doubt.
+    # Prepared pages need the same order each time, but outdated domains change the order by status.
     is_same = visible is _OF_TENANT and not domains
     kind = entitlements.QuotaKind.INSTANCES
     total = partial(entitlements.count_objects, conn, tenant_id, kind) if is_same else None
@@ -254,7 +254,7 @@ def _request(
 def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[list[Json]]:
     made = instance_creation.execute_creation(conn, planned, deps.clock(), deps.ids)
     rows = {row.id: row for row in conn.execute(_BY_IDS, {"ids": list(made.value)})}
-    # What was just made is not Ready: nothing of it can be outdated.
+    # An instance that was just made is not Ready, so its status cannot be outdated.
     found = instance_shapes(conn, [rows[new] for new in made.value], NO_QUERY, {})
     warnings = warning_shapes(planned.warnings)
     return Changed([{**shape, "warnings": warnings} for shape in found], made.domains)

@@ -1,21 +1,21 @@
-"""Limits on the requests of an organisation: how many a second, how many at once, how many may wait.
+"""Limits on the requests of an organisation: rate, concurrency and queue length.
 
 `RequestLimitMiddleware` runs after authentication. A body is received first, within the limits of
-`BodyLimitMiddleware`, so that a client that sends slowly delays nobody of its organisation; as many bodies
-are received at a time as requests may wait. Each organisation has a queue of its own (`OrgQueue`), so that
-its requests wait behind each other and not in front of those of others:
+`BodyLimitMiddleware`, so that a client that sends slowly delays no other client of its organisation. As many
+bodies are received at a time as requests may wait. Each organisation has its own queue (`OrgQueue`), so its
+requests wait behind each other and not in front of other organisations' requests:
 
-1. A request begins at once when the organisation has a token left and a place free. Tokens come from a token
+1. A request begins at once if the organisation has a token left and a place free. Tokens come from a token
    bucket: `rate` a second, up to `burst`.
-2. Else it waits, first come, first served. A client with many connections is slowed down to `rate`; it need
-   not know of the limit.
-3. Where `waiting` requests wait already it is refused: 429, with the seconds until those are served in
+2. Otherwise it waits, first come, first served. A client with many connections is slowed down to `rate`. It
+   need not know of the limit.
+3. If `waiting` requests wait already, it is refused: 429, with the seconds until those are served in
    `Retry-After`.
 
-A request occupies its place until the kernel has its answer (`serving.http_server` waits for that): answers
-that nobody reads take memory. Event streams occupy none once they have begun.
-Administrators of a provider have queues and limits of their own (`CallerClass`): an organisation's other
-callers do not delay them. The limits hold for each process; nothing is shared among replicas.
+A request occupies its place until the kernel has its answer (`serving.http_server` waits for that), because
+unread answers take memory. Event streams occupy none once they have begun.
+Administrators of a provider have separate queues and limits (`CallerClass`), so an organisation's other
+callers do not delay them. The limits hold for each process. Replicas share nothing.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of an organisation, by class; `refused` is called for each request that is refused."""
+    """The limits of an organisation, by class. `refused` is called for each refused request."""
 
     tenant: RequestLimits
     provider: RequestLimits
@@ -67,7 +67,7 @@ class CallerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def class_of(caller: Caller) -> CallerClass:
-    """The class of a caller. Who only reads for a provider does not use up what its administrators may."""
+    """The class of a caller. A provider's readers do not use up the limits of its administrators."""
     return CallerClass.PROVIDER if Role.PROVIDER_ADMIN in caller.roles else CallerClass.TENANT
 
 
@@ -78,7 +78,7 @@ MIN_TIMER_SECONDS = 0.001
 
 
 class TooManyRequests(Exception):
-    """As many requests wait as may."""
+    """The queue of the organisation is full."""
 
     def __init__(self, retry_after: int) -> None:
         super().__init__(retry_after)
@@ -100,14 +100,14 @@ class OrgQueue:
         self._timer: asyncio.TimerHandle | None = None
 
     def is_idle(self) -> bool:
-        """Whether nothing would be lost with this queue."""
+        """Whether this queue can be dropped without loss."""
         self._fill()
         is_unused = not (self._running or self._receiving or self._waiting)
         return is_unused and self._tokens >= self._limits.burst
 
     @contextmanager
     def receiving(self) -> Iterator[None]:
-        """While the body of a request is received. Raises TooManyRequests."""
+        """Count a body that is received within the context. Raises TooManyRequests."""
         if len(self._waiting) + self._receiving >= self._limits.waiting:
             raise self._refusal()
         self._receiving += 1
@@ -117,7 +117,7 @@ class OrgQueue:
             self._receiving -= 1
 
     async def enter(self) -> None:
-        """Return when a request may begin. Raises TooManyRequests; each other call needs a `leave`."""
+        """Return when a request may begin, or raise TooManyRequests. Each return needs a `leave`."""
         if not self._waiting and self._begin():
             return
         if len(self._waiting) >= self._limits.waiting:
@@ -131,12 +131,12 @@ class OrgQueue:
             if turn.cancelled():
                 self._waiting.remove(turn)
             else:
-                # It was let in, in the same step as it was cancelled.
+                # It was let in and cancelled in the same step.
                 self.leave()
             raise
 
     def leave(self) -> None:
-        """A request no longer needs its place."""
+        """Give up the place of a request."""
         self._running -= 1
         self._begin_waiting()
 
@@ -144,7 +144,7 @@ class OrgQueue:
         return TooManyRequests(max(1, math.ceil(len(self._waiting) / self._limits.rate)))
 
     def _begin_waiting(self) -> None:
-        """Let those in that may begin now; the next one when there is a token for it."""
+        """Let the requests begin that may begin now, and the next one once there is a token for it."""
         while self._waiting and self._begin():
             self._waiting.popleft().set_result(None)
         if self._waiting and self._timer is None and self._running < self._limits.concurrent:
@@ -175,7 +175,7 @@ class OrgQueue:
 
 
 def announced_length(scope: Scope) -> int:
-    """Bytes of the body, as the head of a request has it."""
+    """The length of the body in bytes, as announced in the head of a request."""
     length = Headers(scope=scope).get("content-length", "0")
     # The HTTP server has refused other values already.
     return int(length) if length.isdecimal() else 0
@@ -187,7 +187,7 @@ def has_body(scope: Scope) -> bool:
 
 
 async def _receive_body(receive: Receive) -> list[Message] | None:
-    """All messages of a body; None when the client went away."""
+    """All messages of a body, or None if the client disconnected."""
     received: list[Message] = []
     while not received or received[-1].get("more_body", False):
         message = await receive()
@@ -198,7 +198,7 @@ async def _receive_body(receive: Receive) -> list[Message] | None:
 
 
 class _Replay:
-    """What was received, and then what comes after it."""
+    """Receives the messages of a body again, then new ones."""
 
     def __init__(self, received: list[Message], receive: Receive) -> None:
         self._received = deque(received)
@@ -219,7 +219,7 @@ def _begins_stream(message: Message) -> bool:
 
 
 QUEUES_BEFORE_SWEEP = 1024
-"""Queues of idle organisations are dropped when there are so many."""
+"""The number of queues at which those of idle organisations are dropped."""
 TOO_MANY_MESSAGE = "Too many requests of the org wait already"
 
 
@@ -257,7 +257,7 @@ class RequestLimitMiddleware:
             refusal = routing.problem_response(429, TOO_MANY_MESSAGE, headers=headers)
             await refusal(scope, receive, send)
             return
-        # The end of the request and the begin of a stream share this list: the place is left once.
+        # The end of the request and the start of a stream share this list, so the place is left once.
         occupied = [queue]
 
         async def send_and_leave(message: Message) -> None:

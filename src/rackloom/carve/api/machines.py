@@ -248,7 +248,7 @@ def list_machines(conn: sa.Connection, deps: Deps, caller: Reader, query: Params
             visible = visible.where(condition)
     if query.capability_type is not None or query.capability_name:
         visible = visible.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
-    # Where a machine is, a tenant may not find out by searching either.
+    # A tenant may not find out the place of a machine by searching either.
     places = (
         sa.case((site.c.provider_id == provider_id, column), else_="")
         for column in (machine.c.chassis_serial, machine.c.rack)
@@ -340,7 +340,7 @@ def _machines(provider_id: str, tenant_id: str) -> AnySelect:
 
 
 def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
-    """Instance types that have the capability; types are few, and their capabilities are JSON."""
+    """Instance types that have the capability. Types are few, and their capabilities are JSON."""
     types = conn.execute(sa.select(instance_type.c.id, instance_type.c.capabilities))
     return [
         row.id

@@ -1,17 +1,17 @@
-"""A REST operation as a route: what does not depend on the request is worked out once.
+"""A REST operation as a route that works out once everything that does not depend on the request.
 
-The framework asks for each request which dependencies an operation has, which parameters, how each is named
-and which of them are lists. For a page of a listing that takes longer than the database. `OperationRoute`
-answers these questions when the route is made. It does so for operations without a body: with a caller and
-other dependencies of one level, parameters of the path, and a query model of ours.
+For each request, the framework looks up the dependencies and parameters of the operation, their names, and
+which of them are lists. For a page of a listing that takes longer than the database. `OperationRoute` does
+this when the route is made. It does so for operations without a body: with a caller and
+other dependencies of one level, parameters of the path, and one of our query models.
 
 The values are those that the framework gives. Dependencies run first, in their order, so a caller is refused
-before its parameters are read. Each value is validated by the framework's own field. Where any is not valid,
-the framework decides the request from the start and describes all problems; so dependencies run twice then.
-Whatever `Plan` does not know of a dependency is left to the framework too, for all requests of the operation.
+before its parameters are read. Each value is validated by the framework's own field. If any is not valid,
+the framework decides the request from the start and describes all problems, so dependencies run twice then.
+If a dependency has a feature that `Plan` does not know, the framework handles all requests of the operation.
 
 The framework also tries the regular expression of one route after another. With some hundred routes that took
-longer than all else that a read needs. `RouteIndex` stands before them. It knows the routes by method and by
+longer than everything else in a read. `RouteIndex` stands before them. It knows the routes by method and by
 the first word of the path below the base, which is the kind of object, and tries only these, in their order.
 It leaves the rest to the routes behind it, which answer for unknown paths and for other methods.
 """
@@ -40,21 +40,21 @@ Values = dict[str, Any]
 
 
 class OperationRoute(APIRoute):
-    """A route, with what it declares."""
+    """A route with its declarations."""
 
     @cached_property
     def query_rules(self) -> Mapping[str, access.QueryRule]:
-        """Its query parameters, each with the roles that it needs besides."""
+        """Its query parameters, each with its own requirements."""
         return access.query_rules(self.dependant)
 
     @cached_property
     def plan(self) -> "Plan | None":
-        """How a request becomes a call; None where the framework must do that."""
+        """How a request becomes a call, or None if the framework must handle it."""
         plan = Plan.of(self.dependant)
         return None if plan is None or signature(plan.call).return_annotation is not Response else plan
 
     def get_route_handler(self) -> Handler:
-        """What answers a request."""
+        """The handler of requests."""
         by_framework, plan = super().get_route_handler(), self.plan
         if plan is None:
             return by_framework
@@ -74,11 +74,11 @@ class _QueryModel(msgspec.Struct, frozen=True):
 
     field: ModelField
     names: Sequence[tuple[str, bool]]
-    """The names on the wire; whether all values of the name count, and not only the last one."""
+    """The names on the wire, and whether all values of a name count or only the last one."""
 
     @classmethod
     def of(cls, field: ModelField) -> "_QueryModel | None":
-        """None for other parameters, and for a model that refuses parameters that it does not have."""
+        """The model, or None for other parameters and for a model that refuses unknown parameters."""
         model: Any = field.field_info.annotation
         is_ours = isinstance(model, type) and issubclass(model, wire.Query)
         if not is_ours or model.model_config.get("extra", "ignore") != "ignore":
@@ -90,7 +90,7 @@ class _QueryModel(msgspec.Struct, frozen=True):
         return cls(field, names)
 
     def sent(self, request: Request) -> Values:
-        """What the request has of it."""
+        """The values that the request has for this model."""
         query = request.query_params
         return {
             name: query.getlist(name) if many else query[name] for name, many in self.names if name in query
@@ -103,7 +103,7 @@ _KNOWN = frozenset(
         "use_cache",
     )
 )  # fmt: skip
-"""The fields of a dependency that a plan follows; where another one is set, the framework does more."""
+"""The fields of a dependency that a plan follows. If another one is set, the framework does more."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, dependant: Dependant) -> "Plan | None":
-        """None for what the framework must do itself."""
+        """The plan of a dependency, or None if the framework must handle it."""
         call = dependant.call
         others = (getattr(dependant, field.name) for field in fields(Dependant) if field.name not in _KNOWN)
         if (
@@ -132,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True):
         below = [cls.of(dependency) for dependency in dependant.dependencies]
         dependencies = [plan for plan in below if plan is not None and plan.name and not plan.dependencies]
         query = [model for model in map(_QueryModel.of, dependant.query_params) if model is not None]
-        # The framework runs a dependency once, however often it is named.
+        # The framework runs a dependency once, even if it is named several times.
         different = {id(plan.call) for plan in dependencies}
         if len(different) < len(below) or len(query) < len(dependant.query_params):
             return None
@@ -146,7 +146,7 @@ class Plan(msgspec.Struct, frozen=True):
         )
 
     async def all_values(self, request: Request) -> Values | None:
-        """The arguments of the operation, after its dependencies have run; None where some are not valid."""
+        """The arguments of the operation, after its dependencies have run. None if some are not valid."""
         found: Values = {}
         for dependency in self.dependencies:
             values = dependency.own_values(request)
@@ -157,7 +157,7 @@ class Plan(msgspec.Struct, frozen=True):
         return None if own is None else found | own
 
     def own_values(self, request: Request) -> Values | None:
-        """The arguments that the request has; None where some are not valid."""
+        """The arguments that the request has. None if some are not valid."""
         found: Values = {}
         for field in self.path:
             found[field.name], errors = field.validate(request.path_params[field.alias])
@@ -176,7 +176,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class RouteIndex(BaseRoute):
-    """Routes whose paths are `base`, a word, and whatever follows."""
+    """Routes by the first word of their paths after `base`."""
 
     def __init__(self, base: str, routes: Sequence[APIRoute]) -> None:
         self._depth = base.count("/") + 1

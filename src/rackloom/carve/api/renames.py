@@ -1,12 +1,12 @@
-"""The two versions of NVIDIA Infra Controller's REST contract that are served, and what differs between them.
+"""The two served versions of NVIDIA Infra Controller's REST contract, and their differences.
 
-Clients of version 1.6.0 and of version 2.0.0 use the same paths. Neither says in a request which version it
-speaks, so nothing is negotiated. Where a name was changed, both names are read and both are written, for
-good. `RENAMES` lists them all; no other module knows an old name.
+Clients of version 1.6.0 and of version 2.0.0 use the same paths. Neither sends its version in a request, so
+nothing is negotiated. If a name was changed, both names are read and both are written, for good. `RENAMES`
+lists them all. No other module knows an old name.
 
 A request may use either name of a field or of a query parameter. It is refused if it uses both with
-different values; null counts as not given. An answer has both names with the same value. The decoders of both
-versions ignore fields that they do not know in these answers: only models of requests are strict.
+different values. Null counts as not given. An answer has both names with the same value. The decoders of both
+versions ignore unknown fields in these answers: only models of requests are strict.
 
 `UNSERVED` names the groups of operations of version 2.0.0 that do not exist here. /metadata and
 /openapi.json report both, and a test compares them with the operations that are described.
@@ -23,7 +23,7 @@ CONTRACTS = ("1.6.0", "2.0.0")
 
 
 class Rename(NamedTuple):
-    """A name that was changed, and the models that have it; subclasses of these have it too."""
+    """A name that was changed, and the models that have it. Their subclasses have it too."""
 
     old: str
     new: str
@@ -53,7 +53,7 @@ RENAMES = (
     ),
     Rename("id", "machineId", answers=("MachineAssociationAnswer",)),
     Rename("isRackLevelAdministrationEnabled", "isFlowEnabled", queries=("SiteQuery",)),
-    # Both versions have one name for the list and the other for a single type.
+    # Both versions have one name in the list and the other in a single type.
     Rename("includeMachineAssociation", "includeMachineAssignment", queries=("InstanceTypeIncludes",)),
 )
 
@@ -99,7 +99,7 @@ UNSERVED: Mapping[str, tuple[str, ...]] = {
 
 @cache
 def renames_of(model: type[BaseModel], part: str) -> tuple[Rename, ...]:
-    """The renames of a model; `part` is `requests`, `queries` or `answers`."""
+    """The renames of a model. `part` is `requests`, `queries` or `answers`."""
     names = {base.__name__ for base in model.__mro__}
     return tuple(rename for rename in RENAMES if not names.isdisjoint(getattr(rename, part)))
 
@@ -139,7 +139,7 @@ def _chosen(rename: Rename, old: object, new: object) -> object:
 
 
 def _is_same(old: object, new: object) -> bool:
-    """Texts whatever their case, as ids are UUIDs; other values by type too: 1 is not true."""
+    """Compare texts without case, as ids are UUIDs, and other values by type too: 1 is not true."""
     if isinstance(old, str) and isinstance(new, str):
         return old.casefold() == new.casefold()
     return type(old) is type(new) and old == new

@@ -160,7 +160,7 @@ def _machines(conn: sa.Connection, machine_ids: list[str]) -> tuple[dict[str, Js
 
 
 def _shape(row: Row, machines: list[Json], users: Mapping[str, str], is_active: bool) -> Json:
-    # After the end the trays are anybody's: what becomes of them is not for the former owner to read.
+    # After the end the trays are free for others, so the former owner may not see their use.
     counted = machines if is_active or row.is_provided else []
     domains = {shown["nvLinkDomainId"] for shown in counted} - {None}
     return wire.shape(

@@ -1,15 +1,14 @@
-"""What routes share: operations, dependencies and callers, pages, filters, related objects, responses.
+"""Shared parts of routes: operations, dependencies and callers, pages, filters, related objects, responses.
 
 A module declares its routes with `Operations`. Most of them are plain functions of a connection: the route
 runs the function in one transaction and responds with its value.
 
 `Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `Administrator`,
-`AnyCaller`) are FastAPI dependencies; a route declares the roles that it needs by the type of its caller, and
-`access` says what follows from that. `ApiDeps.change` runs a change in a
-write transaction and then wakes the reconciler of the affected domains. The work reads the clock inside
-the transaction: an intent dated before its commit would seem to be answered by an observation that
-began before anyone knew of it. With `auto_tenant`, an organization becomes a tenant at its first
-request, with every machine allocated.
+`AnyCaller`) are FastAPI dependencies. A route declares the roles that it needs by the type of its caller, and
+`access` enforces them. `ApiDeps.change` runs a change in a write transaction and then wakes the reconciler of
+the affected domains. The work reads the clock inside the transaction: an intent dated before its commit would
+seem to be answered by an observation that began before the intent was known. With `auto_tenant`, an
+organization becomes a tenant at its first request, with every machine allocated.
 
 Each kind of object has one `Listing`: its filters, searched columns, orders, and its conversion to the
 wire. `Listing.page` applies it to the rows that the caller may see. The order may name only known
@@ -60,7 +59,7 @@ from rackloom.runtime.traces import NO_TRACES, Traces
 Page = tuple[Sequence[Json], int]
 """The objects of a page, and how many there are on all pages."""
 
-# The body of each is `wire.Problem`, which `complete_openapi` says: a model named here would be built anew
+# The body of each is `wire.Problem`, which `complete_openapi` adds: a model named here would be built again
 # for each status of each of a hundred routes, at every start.
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The request contradicts itself or a record that it names"},
@@ -83,7 +82,7 @@ Params: TypeAlias = Annotated[T, QueryParam()]
 
 
 class Operations:
-    """Operations below an organisation, whose paths begin with `prefix` there.
+    """Operations below an organisation. Their paths begin with `prefix` there.
 
     A plain function does its operation in one transaction: a read for GET, a write for all other methods. It
     takes the connection as `conn`, the parameters of the request, and `deps` if it needs them. It returns the
@@ -174,26 +173,26 @@ def _in_transaction(
 
 
 class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API needs from its service."""
+    """The dependencies of the API on its service."""
 
     store: Store
     clock: Callable[[], float]
     """Seconds since the epoch."""
     ids: IdFactory
     wake: Callable[[frozenset[str], str], None]
-    """Called after a commit with the NVLink domains whose intent changed (empty when none is known yet), and
+    """Called after a commit with the NVLink domains that have a new intent (empty if none is known yet), and
     the organisation that changed it."""
     verifier: TokenVerifier
     auto_tenant: bool = False
     """An org with a valid token becomes a tenant at first use, with every machine of every type allocated."""
     valid_seconds: float = DEFAULT_VALID_SECONDS
-    """The age at which a reading of a switch controller says nothing about now."""
+    """The age in seconds at which a reading of a switch controller is outdated."""
     secret: Callable[[], str] = secrets.token_urlsafe
     """A new secret of 256 random bits."""
     domain_operations: DomainOperations | None = None
-    """What switches power and installs firmware; None: such requests are refused."""
+    """The program that switches power and installs firmware. Without one, such requests are refused."""
     org: str = ""
-    """The organisation whose request is answered."""
+    """The organisation that sent the request."""
     audit: RequestAudit = msgspec.field(default_factory=RequestAudit)
     traces: Traces = NO_TRACES
 
@@ -202,7 +201,7 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, org=org, store=self.store.on_behalf_of(org))
 
     def recorded_by(self, trail: AuditTrail) -> "ApiDeps":
-        """The dependencies of a request whose changes are entered into the audit log."""
+        """The dependencies of a request, with its changes entered into the audit log."""
         return msgspec.structs.replace(self, store=self.store.recorded_by(trail.record))
 
     def valid_from(self) -> float:
@@ -266,7 +265,7 @@ class CallerWith:
             deps: ApiDeps = request.app.state.deps
             if deps.auto_tenant and caller.org not in known:
                 deps = deps.on_behalf_of(caller.org)
-                # Read first: where the database takes no writes, the tenants that it has can still read.
+                # Read first: if the database takes no writes, existing tenants can still read.
                 if await deps.store.read(entitlements.find_tenant, caller.org) is None:
                     await make_tenant(request, deps, caller.org, entitled=True)
                 known.add(caller.org)
@@ -313,7 +312,7 @@ def _make_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory, *, e
     return tenant
 
 
-# For whom a caller reads: as provider, as tenant, or both.
+# The sides on which a caller reads: as provider, as tenant, or both.
 
 
 AnySelect: TypeAlias = sa.Select[Any]
@@ -324,7 +323,7 @@ Rows = Sequence[Row]
 def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
     """The provider id and tenant id of the caller, as far as its roles go.
 
-    Empty where it has none: no record has an empty id, whereas None would match null columns.
+    An id is empty if it has none: no record has an empty id, but None would match null columns.
     """
     provider = entitlements.find_provider(conn, caller.org)
     tenant = entitlements.find_tenant(conn, caller.org)
@@ -377,7 +376,7 @@ def created_response(value: object) -> Response:
 
 
 def page_response(values: Sequence[Json], total: int, query: PageQuery) -> Response:
-    """A page as a bare array; the X-Pagination header describes it."""
+    """A page as a bare array. The X-Pagination header describes it."""
     numbers = {"pageNumber": query.page_number, "pageSize": query.page_size, "total": total}
     header = msgspec.json.encode({**numbers, "orderBy": query.order_by}).decode()
     return json_response(values, headers={"X-Pagination": header})
@@ -408,14 +407,14 @@ def _sort_values(values: Sequence[Json], order_by: str | None) -> Sequence[Json]
 
 
 def deletion_response() -> Response:
-    """The response to a deletion. Clients of contract 2.0.0 read this body; those of 1.6.0 read none."""
+    """The response to a deletion. Clients of contract 2.0.0 read this body, those of 1.6.0 none."""
     return json_response({"message": "Deletion request was accepted"}, HTTPStatus.ACCEPTED)
 
 
 def problem_response(
     status: int, message: str, data: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An error; all errors have this body."""
+    """An error response. All errors have this body."""
     body = {"source": ERROR_SOURCE, "message": message, "data": data}
     return Response(msgspec.json.encode(body), status, dict(headers or {}), "application/json")
 
@@ -424,9 +423,9 @@ def problem_response(
 
 
 Order = Mapping[str, sa.ColumnElement[Any]]
-"""Name of an order -> the column to sort by; has CREATED and TIE_BREAKER."""
+"""Name of an order -> the column to sort by. Includes CREATED and TIE_BREAKER."""
 TIE_BREAKER = ""
-"""Key of the column that decides between equals in an order; no caller can name it."""
+"""Key of the column that decides between equals in an order. No caller can name it."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -441,7 +440,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Columns in which the `query` of a request is searched."""
 
     def by(self, shown: sa.ColumnElement[Any], *, instead_of: sa.ColumnElement[Any]) -> "Listing":
-        """The same, searched and ordered by what is shown where that may differ from what is recorded."""
+        """The same, searched and ordered by the column `shown`, if that may differ from the recorded one."""
         if shown is instead_of:
             return self
         order = {name: shown if column is instead_of else column for name, column in self.order.items()}
@@ -458,8 +457,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Page:
         """The wanted page of the `visible` rows.
 
-        A select with parameters, whose values are `parameters`, can be built once for all callers. Where it
-        is, `total` tells how many visible rows there are without counting them, and the pages are prepared.
+        A select that takes `parameters` can be built once for all callers. If it is, `total` gives the
+        number of visible rows without counting them, and the pages are prepared.
         """
         rows = filter_rows(
             visible, *((column, getattr(query, name)) for name, column in self.filters.items())
@@ -526,7 +525,7 @@ def _page_rows(
     count: int,
     parameters: Mapping[str, object],
 ) -> Rows:
-    """The rows of a page. Databases walk over the rows before it: so begin at the nearer end."""
+    """The rows of a page. Databases walk over the rows before it, so begin at the nearer end."""
     start = min((query.page_number - 1) * query.page_size, count)
     size = min(query.page_size, count - start)
     after = count - start - size
@@ -558,7 +557,7 @@ def order_by_creation(
 
 
 NO_QUERY = wire.RelationQuery()
-"""For a response without a query: no related objects."""
+"""The query of a response without one: no related objects."""
 
 
 # Filters.
@@ -596,9 +595,9 @@ class Relation(msgspec.Struct, frozen=True):
 
 
 def shown_instance_status(status: str) -> str:
-    """The status of an instance on this wire, which has no unknown; Configuring claims nothing.
+    """The status of an instance on this wire. Unknown becomes Configuring, which claims nothing.
 
-    Clients generated from the published description reject a whole response for a status that is not in it.
+    Clients generated from the published description reject a whole response with a status that is not in it.
     """
     return Status.CONFIGURING if status == Status.UNKNOWN else status
 

@@ -321,7 +321,7 @@ def machine_stats(conn: sa.Connection, site_ids: Collection[str], valid_from: fl
 
 
 def _judged_health(gpus: Collection[GpuHealth]) -> str:
-    """What the GPUs of a machine say of it: `healthy`, `unhealthy`, or neither."""
+    """The health of a machine, judged by its GPUs: `healthy`, `unhealthy` or `unknown`."""
     if any(health in UNHEALTHY_STATES for health in gpus):
         return "unhealthy"
     return "healthy" if gpus and set(gpus) == {GpuHealth.HEALTHY} else "unknown"

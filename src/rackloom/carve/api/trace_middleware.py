@@ -1,8 +1,8 @@
 """ASGI middleware: one span for each request with a verified caller.
 
-It runs behind authentication, so that strangers can fill no collector. The span has the template of the
-route and never the path, whose ids and organisation say who asked for what. A caller's `traceparent` becomes
-a link.
+It runs behind authentication, so strangers cannot fill a collector. The span has the template of the
+route and never the path, because its ids and organisation reveal the caller and the object. A caller's
+`traceparent` becomes a link.
 """
 
 from fastapi.routing import APIRoute

@@ -122,7 +122,7 @@ _OF_TENANT = sa.select(table).where(owned_by(table.c.tenant_id, sa.bindparam("te
 
 
 class _PartitionRow(NamedTuple):
-    """What a VPC shows of its default logical partition."""
+    """The fields of its default logical partition that a VPC shows."""
 
     id: str
     name: str

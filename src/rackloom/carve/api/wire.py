@@ -1,9 +1,9 @@
 """Base models of requests, queries and responses: camelCase names, field types, paging.
 
-Names, descriptions, labels and reasons hold nothing that hides or reorders text where it is shown
-(`TEXT_PATTERN`). Other texts are limited to what every database stores: no NUL, no unpaired surrogates,
-finite numbers. `OpenBody` keeps unknown fields, so that clients of the wider API find their fields again;
-nothing acts on them.
+Names, descriptions, labels and reasons hold nothing that hides or reorders displayed text (`TEXT_PATTERN`).
+Other values are limited to those that every database stores: no NUL, no unpaired surrogates, finite numbers.
+`OpenBody` keeps unknown fields, so that clients of the wider API find their fields again. Nothing acts on
+them.
 
 A response model describes a response in /openapi.json, and `shape` builds the response from it. The
 models validate nothing that is sent: responses are plain values.
@@ -45,7 +45,7 @@ from rackloom.carve.store.values import (
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL stores every character but NUL."""
 PATTERN_RULES = {NO_NUL: "must not hold NUL", TEXT_PATTERN: TEXT_RULE, NAME_PATTERN: NAME_RULE}
-"""What a text lacks that does not match a pattern."""
+"""Pattern -> the rule that a text breaks if it does not match."""
 
 
 def _visible(name: str) -> str:
@@ -110,7 +110,7 @@ class OpenBody(Body):
 
 
 def _check_storable(value: Any) -> None:
-    """Refuse what no database or JSON writer takes: NUL, halves of surrogate pairs, infinite numbers."""
+    """Refuse values that no database or JSON writer takes: NUL, unpaired surrogates, infinite numbers."""
     match value:
         case float() if not isfinite(value):
             raise ValueError("numbers must be finite")
@@ -268,7 +268,7 @@ def shape(model: type[Answer], row: Any, **computed: object) -> Json:
 
 @cache
 def _conversion(model: type[Answer], computed: tuple[str, ...]) -> Callable[[Any, dict[str, Any]], Json]:
-    """What makes the response `model` of a row and these computed fields.
+    """The function that builds the response `model` from a row and these computed fields.
 
     A page may have hundreds of rows. So this is an expression that Python compiles once, as it compiles the
     constructor of a data class: `{"siteId": row.site_id, "created": time(row.created), ...}`.
