@@ -1,13 +1,13 @@
 """Whether the answers that clients got can be explained by some order of their requests.
 
-A history is what clients recorded: who requested what of which object, when, and what the answer was. It is
-linearizable when all requests can be put in one order in which every answer is right, and in which a request
-that was answered before another one was made comes before that one. Then no acknowledged write is lost or
-made twice, no reader sees an old state, and nothing that was deleted comes back.
+A history is the clients' record of each request: client, action, object, time and answer. It is linearizable
+when all requests can be put in one order in which every answer is right, and in which a request that was
+answered before another one was made comes before that one. Then no acknowledged write is lost or made twice,
+no reader sees an old state, and no deleted object comes back.
 
 Each object is a register: absent, or present with a value. Linearizability is local: a history is
-linearizable exactly when it is so for each object (Herlihy and Wing, 1990), so every object is checked by
-itself. The search is that of Wing and Gong (1993) with the memory of Lowe (2017), as in Porcupine:
+linearizable exactly when it is so for each object (Herlihy and Wing, 1990), so every object is checked
+separately. The search is that of Wing and Gong (1993) with the memory of Lowe (2017), as in Porcupine:
 
 1. Candidates are the requests that may come next: made before any request that is left was answered.
 2. A candidate without an effect whose answer is right now is taken at once. It can be moved here in every
@@ -18,9 +18,9 @@ itself. The search is that of Wing and Gong (1993) with the memory of Lowe (2017
 A request without an answer (a timeout, a lost connection, a 5xx) may have been carried out at any time since
 it was made, also after its client gave up, or never. It may be taken, and need not be.
 
-A list is a read of every object whose name begins with its prefix, at the same moment. Checking it object
-by object finds what is missing, old or back, but not two objects that were never there together. An object
-that is listed twice is a violation by itself.
+A list is a read, at the same moment, of every object with a name that begins with its prefix. Checking it
+object by object finds missing, old and returned objects, but not two objects that were never there together.
+An object that is listed twice is a violation too.
 """
 
 from collections import Counter, defaultdict
@@ -32,7 +32,7 @@ import msgspec
 
 
 class ClientAction(StrEnum):
-    """What a client requests."""
+    """The kind of a client's request."""
 
     CREATE = "create"
     WRITE = "write"
@@ -47,11 +47,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     client: str
     action: ClientAction
     object: str = ""
-    """Of a list: what the names of all objects begin with that it shows."""
+    """Of a list: the prefix of the names that it shows."""
     value: str | None = None
-    """What a create or write stores, and what a read returned. None if the object was not there."""
+    """The value that a create or write stores, or that a read returned. None if the object was not there."""
     listed: tuple[tuple[str, str], ...] = ()
-    """What a list returned: objects and their values."""
+    """The result of a list: objects and their values."""
     refused: bool = False
     """A create: the object exists. A write or delete: it does not exist."""
     invoked_at: float
@@ -71,7 +71,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_violations(history: Sequence[Event]) -> list[Violation]:
-    """What in `history` no order of its requests explains. Empty if it is linearizable."""
+    """The answers in `history` that no order of its requests explains. Empty if it is linearizable."""
     found = [violation for event in history for violation in _listed_twice(event)]
     for name, events in sorted(_by_object(history).items()):
         taken = _longest_order(events)
@@ -183,7 +183,7 @@ class _Search:
         return [number for number in found if self.events[number].invoked_at <= earliest]
 
     def steps(self, taken: int, state: _State) -> list[tuple[int, _State]]:
-        """What may be taken next, with the state that it leads to."""
+        """The requests that may be taken next, each with the state that it leads to."""
         steps: list[tuple[int, _State]] = []
         for number in self.candidates(taken):
             after = _after(self.events[number], state)
@@ -216,7 +216,7 @@ def _longest_order(events: Iterable[Event]) -> list[Event] | None:
 
 
 SHOWN_EVENTS = 20
-"""Of a violation: enough to see what happened around it."""
+"""Of a violation: enough to see the events around it."""
 
 
 def _unexplained(name: str, events: Iterable[Event], taken: Sequence[Event]) -> Violation:

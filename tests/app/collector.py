@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry spans on loopback: it accepts OTLP over HTTP, and keeps what it got."""
+"""A collector of OpenTelemetry spans on loopback: it accepts OTLP over HTTP, and keeps every request."""
 
 import gzip
 import threading
@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 
 class Collector:
-    """What arrived: `bodies` as sent, `spans` as decoded."""
+    """The requests that arrived: `bodies` as sent, `spans` as decoded."""
 
     def __init__(self) -> None:
         self.url = ""

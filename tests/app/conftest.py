@@ -1,4 +1,4 @@
-"""A configuration with everything in it, over simulated switch controllers that ask for certificates."""
+"""A complete configuration, over simulated switch controllers that require certificates."""
 
 import json
 import time
@@ -44,7 +44,7 @@ class Ground:
         return jwt.encode(claims, self._key, algorithm="EdDSA", headers={"kid": "one"})
 
     def config(self, **changes: str) -> Path:
-        """A configuration file; `changes` are lines to add to a section."""
+        """A configuration file. `changes` are lines to add to a section."""
         crt, key = self.files["server"]
         site_crt, site_key = self.files["site"]
         sections = {
@@ -82,7 +82,7 @@ class Ground:
 
     @asynccontextmanager
     async def racks(self, count: int = 1, *, tls: bool = True) -> AsyncIterator[list[NmxcServer]]:
-        """Simulated racks whose controllers want a certificate of the authority."""
+        """Simulated racks with controllers that require a certificate of the authority."""
         site = build_site(profiles.load_rack("gb200-nvl72"), count, SeededNames("lab"))
         pem = self.authority.issue("switch")
         material = NmxcServerTls(

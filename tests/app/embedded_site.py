@@ -1,4 +1,4 @@
-"""An embedded site whose home is opened with it."""
+"""An embedded site that opens its home."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -34,7 +34,7 @@ class Provider:
         self.url = ""
         self.fetched: list[str] = []
         self.document: dict[str, Any] | None = {}
-        """Fields that replace those of the document; None: it is something else."""
+        """Fields that replace those of the document. None: the document is `null`."""
         self.is_down = False
         self.redirect: str | None = None
         self.rotate("first")
@@ -76,9 +76,9 @@ class Provider:
 
 
 class SigningInProvider(Provider):
-    """One at which browsers sign in, as strict as OAuth 2.1 asks: PKCE, one use of a code, a known client.
+    """A provider for browsers, as strict as OAuth 2.1 requires: PKCE, one use of a code, a known client.
 
-    Whoever comes is the person of `claims`, without a form. `client_secret` None: a public client.
+    Every visitor is the person of `claims`, without a form. `client_secret` None: a public client.
     """
 
     def __init__(self, path: str, *, redirect: str, client_secret: str | None = None) -> None:
@@ -89,7 +89,7 @@ class SigningInProvider(Provider):
         self.refusal: str | None = None
         self.sends_in_body = False
         self.nonce: str | None = None
-        """Another than the one that was asked for."""
+        """A nonce that replaces the requested one."""
         self._codes: dict[str, dict[str, str]] = {}
 
     async def reply(self, request: Request, path: str) -> Response:
@@ -163,7 +163,7 @@ _ENCRYPTION_KEY = rsa.generate_private_key(65537, 2048)
 
 @asynccontextmanager
 async def served(directory: Path, authority: Any, *providers: Provider) -> AsyncIterator[str]:
-    """Serve the providers over https with a certificate of `authority`; gives the URL of the server."""
+    """Serve the providers over https with a certificate of `authority`. Gives the URL of the server."""
     crt, key = authority.issue("idp").save(directory, "idp")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -16,12 +16,12 @@ ROLE = "postgres"
 
 
 class PostgresNode:
-    """One server, in a directory and on a port of its own."""
+    """One server, with its directory and its port."""
 
     def __init__(self, programs: Path, directory: Path, port: int, user: str | None) -> None:
         self.port = port
         self.directory = directory
-        # Beside the server's files, which a standby copies: it may not be able to read what root has written.
+        # Beside the server's files, which a standby copies: it may be unable to read files that root wrote.
         self.log = directory.with_suffix(".log")
         self.url = f"postgresql://{ROLE}@127.0.0.1:{port}/postgres"
         self._programs = programs
@@ -56,7 +56,7 @@ class PostgresNode:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """SIGKILL: the postmaster's own processes notice and end by themselves."""
+        """SIGKILL: the postmaster's own processes notice and end."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -77,7 +77,7 @@ class PostgresNode:
         await self.query("SELECT pg_promote()")
 
     def end(self) -> None:
-        """End it, whatever became of the test."""
+        """End it, even if the test failed."""
         if self._process is not None and self._process.poll() is None:
             # In that order: who was silenced acts on the first signal when it gets the second.
             self._process.send_signal(signal.SIGQUIT)
@@ -85,7 +85,7 @@ class PostgresNode:
             self._process.wait()
 
     async def query(self, statement: str) -> object:
-        """The value that `statement` gives, on a connection of its own."""
+        """The value that `statement` gives, on a separate connection."""
         connection = await asyncpg.connect(self.url)
         try:
             return await connection.fetchval(statement)
@@ -106,7 +106,7 @@ class PostgresNode:
 
 
 class PostgresPair:
-    """A primary whose commits wait for its standby."""
+    """A primary with commits that wait for its standby."""
 
     def __init__(self, primary: PostgresNode, standby: PostgresNode, root: Path) -> None:
         self.primary = primary

@@ -1,8 +1,8 @@
 """Processes of `rackloom serve` on one database that die, stop and go on while clients write.
 
-`ServedProcess` is one replica, started again after each death. `Disturber` strikes: SIGKILL, and SIGSTOP
-with SIGCONT, also longer than a lease. `RecordingClient` makes random requests for VPCs whose ids the
-clients choose, so that many write the same object, and records every answer as an event of a history.
+`ServedProcess` is one replica, started again after each death. `Disturber` strikes: SIGKILL, and SIGSTOP with
+SIGCONT, also longer than a lease. `RecordingClient` makes random requests for VPCs, and records every
+answer as an event of a history. The clients choose the ids, so that many write the same object.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE, until_so
 from rackloom.carve.reconcile.leases import LEASE_SECONDS
 
 ANSWER_SECONDS = 2.0
-"""How long a client waits. A stopped process goes on after that, with what its clients gave up."""
+"""How long a client waits. A stopped process goes on after that, with requests that its clients gave up."""
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
 STATUSES = {
     ClientAction.CREATE: 201,
@@ -71,7 +71,7 @@ class ServedProcess:
             self.process = subprocess.Popen(command, stdout=output, stderr=log)
 
     async def wait_open(self) -> None:
-        """Wait until it says where it listens."""
+        """Wait until it prints its address."""
         line = await until_so(self._announced, f"{self.name} listens")
         rest, admin = (int(part.split()[0].rstrip(",")) for part in line.split(" on port ")[1:3])
         self.admin_port = admin
@@ -81,7 +81,7 @@ class ServedProcess:
     def _announced(self) -> str:
         assert self.process.poll() is None, self._log.read_text()[-2000:]
         text = self._output.read_text()
-        # A process that waits for something says that before.
+        # A process that waits for something prints that first.
         return text if text.endswith("\n") and " on port " in text else ""
 
     async def kill(self) -> None:
@@ -99,7 +99,7 @@ class ServedProcess:
             await closing.aclose()
 
     async def stop(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so many seconds."""
+        """SIGSTOP, and SIGCONT after `seconds`."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
@@ -107,7 +107,7 @@ class ServedProcess:
             self.process.send_signal(signal.SIGCONT)
 
     async def make_sure(self) -> None:
-        """End it, whatever became of the test."""
+        """End it, even if the test failed."""
         await self.die()
 
     def assert_runs(self) -> None:
@@ -116,7 +116,7 @@ class ServedProcess:
         assert status is None, f"{self.name} ended with {status}: {self._log.read_text()[-4000:]}"
 
     async def end(self) -> int:
-        """SIGTERM; returns its status."""
+        """Send SIGTERM. Returns its status."""
         if self.http is not None:
             await self.http.aclose()
         self.process.terminate()
@@ -134,7 +134,7 @@ class Disturber:
         self._rng = rng
 
     async def strike_until(self, deadline: float) -> None:
-        """Every kind once, then at random; the last strike ends after the deadline."""
+        """Every kind once, then at random. The last strike ends after the deadline."""
         turn = 0
         while time.monotonic() < deadline or not all(self.struck.values()):
             await asyncio.sleep(self._rng.uniform(0.5, 2.0))
@@ -175,7 +175,7 @@ class RecordingClient:
                 await self.request(http, action, name)
 
     async def request(self, http: httpx2.AsyncClient, action: ClientAction, name: str) -> None:
-        """Make one request, and record what became of it."""
+        """Make one request, and record its outcome."""
         value = None
         if action in (ClientAction.CREATE, ClientAction.WRITE):
             self._writes += 1
@@ -186,7 +186,7 @@ class RecordingClient:
         except NEVER_SENT:
             return
         except (httpx2.HTTPError, RuntimeError):
-            # RuntimeError: the client was closed meanwhile, because its process is dead.
+            # RuntimeError: the client was closed during the request, because its process is dead.
             answer = None
         unknown = answer is None or answer.status_code >= 500
         known = None if unknown else answer

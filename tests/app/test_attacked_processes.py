@@ -26,7 +26,7 @@ HEADERS = 600 << 20
 """Bytes of header fields on one connection."""
 HALF_SENT, SILENT = 1050, 1100
 MOST_SECONDS = 15.0
-"""For an answer to another client meanwhile, on a machine that others share."""
+"""For an answer to another client during an attack, on a shared machine."""
 ATTACK_SECONDS = 4.0
 """Longer than a handshake may take."""
 MOST_GROWTH = 200.0
@@ -57,7 +57,7 @@ class Attacked:
         self.slowest = 0.0
 
     def endures(self, *attacked):
-        """Every attack: answers come in time, and memory stays bounded. Says what was measured."""
+        """Every attack: answers come in time, and memory stays bounded. Prints the measurements."""
         before = attacks.resident(self.pid)
         for attack in attacked:
             attack(self)

@@ -1,4 +1,4 @@
-"""The background job of the audit log, on a store on disk: refused requests, and what is too old."""
+"""The background job of the audit log, on a store on disk: refused requests, and old entries."""
 
 import asyncio
 import threading
@@ -139,7 +139,7 @@ def test_old_and_surplus_entries_go_in_small_batches(tmp_path, monkeypatch, sett
 
 @pytest.mark.parametrize(("now", "newest"), [(500 * DAY, 9 * DAY), (9 * DAY, -400 * DAY)])
 def test_no_clock_alone_removes_the_log(tmp_path, now, newest):
-    """A clock that is far ahead; an entry with a time of long ago behind younger ones."""
+    """A clock that is far ahead, or a very old time on the newest entry."""
 
     async def scenario(store, _audit, keeper, clock):
         times = [*(day * DAY for day in range(9)), newest]

@@ -1,4 +1,4 @@
-"""The history checker accepts what an order explains, and finds each planted violation.
+"""The history checker accepts histories that an order explains, and finds each planted violation.
 
 A checker that finds nothing may be one that cannot: every kind of violation is planted here, and on small
 histories its verdict is that of trying every order.
@@ -248,7 +248,7 @@ def test_the_verdict_is_that_of_trying_every_order(history):
 
 
 def run_of_a_register(seed, requests):
-    """What 16 clients see of a register that does everything at one moment between request and answer."""
+    """The history of 16 clients of a register that acts at one moment between request and answer."""
     rng = random.Random(seed)
     state, history, free = None, [], dict.fromkeys(range(16), 0.0)
     now = 0.0

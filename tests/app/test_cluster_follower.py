@@ -1,4 +1,4 @@
-"""What one who follows a cluster says of it: what there is, whether it changed, since when it is unknown."""
+"""A follower's report of a cluster: its objects, whether they changed, and since when it is unknown."""
 
 import asyncio
 import random

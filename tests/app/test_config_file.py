@@ -1,4 +1,4 @@
-"""The configuration file: read whole, refused with the name of what is wrong, documented whole."""
+"""The configuration file: read whole, refused with the name of the wrong setting, documented whole."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Every query of every dashboard, asked of a real Prometheus that scrapes Rackloom's programs at work.
+"""Every query of every dashboard, sent to a real Prometheus that scrapes Rackloom's programs at work.
 
-One site on simulated racks carries a job, placed as a gang, whose pods hold GPUs and a channel.
+One site on simulated racks carries a job, placed as a gang. Its pods hold GPUs and a channel.
 The metrics of the site, the leading controllers, two node plugins of a tray of the job, a NIC plugin and the
 webhook are scraped as the alerts name their jobs. A file of `transfer run --textfile` is served as the node
 exporter would show it.
@@ -56,7 +56,7 @@ DASHBOARDS = Path(__file__).parents[2] / "deploy/monitoring/dashboards"
 SCRAPE_SECONDS = 5
 """Also how long a scrape may take: on a busy machine a page takes its time."""
 RATE_INTERVAL = "5m"
-"""For `$__rate_interval`: long enough that what happened in this test is within it."""
+"""For `$__rate_interval`: long enough to cover this test."""
 ORG, WORKERS = "blue", 2
 ANY_PORT = "127.0.0.1:0"
 pytestmark = [
@@ -67,7 +67,7 @@ pytestmark = [
 
 @contextmanager
 def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[str]:
-    """A Prometheus that scrapes `targets`, URLs by job; gives its URL."""
+    """A Prometheus that scrapes `targets`, URLs by job. Gives its URL."""
     scrapes = [
         {
             "job_name": job,
@@ -96,7 +96,7 @@ def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[str]:
         process.wait(PATIENCE)
 
 
-# What is scraped.
+# Scraped programs.
 
 
 @asynccontextmanager
@@ -145,7 +145,7 @@ async def plugins_of_the_job(stack: AsyncExitStack, whole: RunningTwin) -> dict[
     }
 
 
-# What is asked.
+# Queries.
 
 
 def queries() -> dict[str, str]:
@@ -173,7 +173,7 @@ async def unanswered(url: str) -> set[str]:
 
 
 async def scraped(url: str, targets: int) -> None:
-    """Wait until so many targets are up."""
+    """Wait until `targets` targets are up."""
     async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -188,7 +188,7 @@ async def scraped(url: str, targets: int) -> None:
             await asyncio.sleep(1)
 
 
-# What happens.
+# Events.
 
 
 def client_of_a_tenant(site: EmbeddedSite) -> httpx2.AsyncClient:
@@ -198,7 +198,7 @@ def client_of_a_tenant(site: EmbeddedSite) -> httpx2.AsyncClient:
 
 
 async def carve(tenant: httpx2.AsyncClient, name: str, trays: int) -> None:
-    """Instances on a logical partition of their own, until all are Ready."""
+    """Create instances on a new logical partition, and wait until all are Ready."""
 
     async def post(path: str, body: dict[str, Any]) -> Any:
         return (await tenant.post(path, json=body)).raise_for_status().json()
@@ -273,7 +273,7 @@ def test_every_query_returns_data_of_programs_at_work(tmp_path: Path) -> None:
             }
             url = stack.enter_context(prometheus(tmp_path, targets))
             await scraped(url, len(targets))
-            # Counters and histograms were seen; now they grow.
+            # Counters and histograms were seen. Now they grow.
             await end_job(whole)
             await carve(tenant, "second", 2)
             await run_job(whole)

@@ -1,4 +1,4 @@
-"""The demonstration as a user runs it, and what it says when something is not so."""
+"""The demonstration as a user runs it, and its message when a check fails."""
 
 import asyncio
 import json

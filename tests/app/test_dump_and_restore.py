@@ -78,7 +78,7 @@ async def run_tool(*command):
 
 
 async def dump(tools, url, file):
-    """Dump the database; returns all rows as they were in the snapshot of the dump."""
+    """Dump the database. Returns all rows as they were in the snapshot of the dump."""
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -91,7 +91,7 @@ async def dump(tools, url, file):
 
 @asynccontextmanager
 async def writer(http, site):
-    """Creates one VPC after another meanwhile; gives the names that were acknowledged, in order."""
+    """Creates one VPC after another in the background. Gives the acknowledged names, in order."""
     acknowledged = []
 
     async def write():
@@ -109,7 +109,7 @@ async def writer(http, site):
 
 
 async def occupy(ground, service, http, switch):
-    """An instance that is Ready; returns the site's id."""
+    """Create an instance that becomes Ready. Returns the site's id."""
     async with (
         Operator(ground, service.admin_port) as admin,
         ground.rest(service.rest_port, role="PROVIDER_ADMIN") as provider,
@@ -135,7 +135,7 @@ def test_a_dump_of_a_running_site_brings_it_back(ground, postgres_server, postgr
     restored = postgres_server.url(name)
 
     async def rest_view(http):
-        """What a tenant is shown of objects that nobody changes."""
+        """The tenant's view of objects that don't change."""
         instances = (await http.get("instance")).json()
         partitions = (await http.get("nvlink-logical-partition")).json()
         return [(each["id"], each["name"], each["created"]) for each in instances + partitions]
@@ -180,7 +180,7 @@ def test_a_dump_of_a_running_site_brings_it_back(ground, postgres_server, postgr
             assert entered == names
             partitions = switch.fabric.snapshot().partitions
             await after(seen)
-            # The fabric was what the records say: nothing was made again or taken apart.
+            # The fabric matched the records: nothing was made again or taken apart.
             assert switch.fabric.snapshot().partitions == partitions
 
     try:

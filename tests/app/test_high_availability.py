@@ -1,7 +1,7 @@
-"""Two replicas on PostgreSQL with a synchronous standby, and what dies: a replica, then the primary.
+"""Two replicas on PostgreSQL with a synchronous standby. A replica dies, then the primary.
 
-Nothing is restarted but what was killed: the other replica goes on, and both find the promoted standby by
-themselves. It prints how long each recovery takes.
+Only killed processes are restarted: the other replica goes on, and both find the promoted standby without
+help. It prints how long each recovery takes.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Writer:
             await asyncio.sleep(0.05)
 
     async def _write(self, name, number):
-        """One attempt; another object is next, whatever became of this one."""
+        """One attempt. Even if it failed, the next attempt uses another object."""
         process = self._processes[(number + hash(self.name)) % len(self._processes)]
         http = process.http
         if http is None:
@@ -100,7 +100,7 @@ def held_by(switch):
 
 
 class Watched(Mover):
-    """Also compares every Ready after a move with what the fabric has at that moment."""
+    """Also compares every Ready after a move with the fabric at that moment."""
 
     async def move_once(self, switch):
         before = {name for name, guids in held_by(switch).items() if len(guids) == 4}

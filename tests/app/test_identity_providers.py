@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings(
     r"ignore:Exception ignored in.{2}<(socket\.socket|function _Selector\w*Transport\.__del__) "
     ":pytest.PytestUnraisableExceptionWarning"
 )
-"""Keys are read every 50 ms until the end: a connection whose opener is cancelled is left to the collector
-(asyncio of Python 3.11)."""
+"""Keys are read every 50 ms until the end. If the opening of a connection is cancelled, the connection is
+left to the collector (asyncio of Python 3.11)."""
 EXAMPLES = Path(__file__).parents[2] / "examples" / "identity"
 TID = "9f2c1a34-0c5e-4f0e-9d5b-2f6f1f6a7b10"
 CLIENT = "6e74172b-be56-4843-9ff4-e66a39bb12e3"
@@ -118,7 +118,7 @@ class Served:
         return (await self.get(token, org, path)).status_code
 
     async def opened(self, token, org="acme"):
-        """What of the tenant, of the provider to read, and of the provider to change is open."""
+        """Which are open: reads as the tenant, reads as the provider, and changes as the provider."""
         tenant = await self.get(token, org, "vpc")
         provider = await self.get(token, org, "operator-step")
         headers = {"Authorization": f"Bearer {token}"}
@@ -126,7 +126,7 @@ class Served:
             f"{self._base}{org}/nico/nvlink-nmxc-endpoint", json={}, headers=headers
         )
         answers = (tenant, provider, change)
-        # 400: the organisation provides nothing, or the body is empty; the role was enough.
+        # 400: the role was enough, but the organisation provides nothing, or the body is empty.
         assert {answer.status_code for answer in answers} <= {200, 400, 403}, [
             answer.text for answer in answers
         ]
@@ -141,7 +141,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(ground, authority, **providers):
-    """A site with the configurations of examples/identity whose provider is among `providers`."""
+    """A site with the configurations of examples/identity that use `providers`."""
     async with served(ground.directory, authority, *providers.values()) as url:
         text = ground.config().read_text()
         for name in providers:

@@ -1,4 +1,4 @@
-"""Strangers at every listener: it answers others meanwhile, and takes no more than its limits say."""
+"""Strangers at every listener: it still answers others, and accepts no more than its limits."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""What every long-running process does at its start."""
+"""The start of every long-running process."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The map of a served site with a cluster: what it says is drawn, and is unknown while it says nothing."""
+"""The map of a served site with a cluster: it draws the cluster's state, or unknown without an answer."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ def kubeconfig(url):
 
 
 class Map:
-    """The pages of a served site as somebody sees them."""
+    """The pages of a served site as a viewer sees them."""
 
     def __init__(self, ground, port, org, role):
         self._who = {"org": org, "token": ground.token(org, role)}
@@ -107,14 +107,14 @@ class Map:
         return await until(found, f"the map says {words!r}")
 
     async def chains(self, label_part=""):
-        """Of the GPUs of which the map says this, each through all layers."""
+        """The chains through all layers, for each GPU with `label_part` in its label."""
         cells = re.findall(r'<rect id="(\w+)-(\d+)-(\d+)"[^>]*aria-label="([^"]*)"', await self.page())
         assert len(cells) == 72
         spots = ["/".join(spot) for *spot, label in cells if label_part in label]
         return [(await self._http.get(f"/map/gpu/{spot}")).text for spot in spots]
 
     async def shows_the_job(self):
-        """Wait until the job is on as many GPUs as it has; their chains name its pods."""
+        """Wait until the job is on all its GPUs. Their chains name its pods."""
 
         async def shown():
             chains = await self.chains("jobs/imex-minimal")
@@ -123,7 +123,7 @@ class Map:
         assert all("jobs/train-" in chain for chain in await until(shown, "the job is on the map"))
 
     async def no_longer_names_the_job(self):
-        """Its chains do not at once; findings say of when they are, and follow with the next examination."""
+        """The chains stop naming it at once. Findings have a time, and follow with the next examination."""
         assert "jobs/" not in "".join(await self.chains())
 
         async def unnamed():
@@ -133,7 +133,7 @@ class Map:
 
 
 async def tenant_has_trays(ground, site, org):
-    """Two machines of the rack for a tenant, in a partition of their own."""
+    """Two machines of the rack for a tenant, in a new partition."""
     async with (
         Operator(ground, site.admin_port) as admin,
         ground.rest(site.rest_port, role="PROVIDER_ADMIN") as http,
@@ -196,7 +196,7 @@ async def job_runs(cluster, org):
 
 @asynccontextmanager
 async def at_work(ground):
-    """A served site whose tenant has a job on its trays; the API server of its cluster, and the service."""
+    """A served site with a tenant's job on its trays. Gives the API server of its cluster and the service."""
     async with (
         ground.racks() as (switch,),
         twin_cluster(Racks((switch.fabric,)), ground.directory / "cluster") as cluster,
@@ -259,7 +259,7 @@ class Seen(msgspec.Struct):
 
 
 async def a_glance_is_enough(cluster):
-    """What is kept of each object makes the picture that the whole objects make."""
+    """The kept parts of each object make the same picture as the whole objects."""
     api = DirectApi(cluster.kube, "kubectl")
     plan = {"metadata": {"name": "waits", "namespace": "jobs"}, "spec": {}}
     refused = {"type": "Placed", "status": "False", "reason": "DoesNotFit", "message": "no room"}

@@ -36,7 +36,7 @@ async def sign_in(client, org, key):
 
 
 async def carve(client, org, key):
-    """Two trays of the rack for a tenant, in a partition of their own."""
+    """Two trays of the rack for a tenant, in a new partition."""
     base, auth = f"/v2/org/{org}/nico", {"Authorization": f"Bearer {key}"}
     site = (await client.get(f"{base}/site", headers=auth)).json()[0]["id"]
     body = {"name": f"{org}-train", "siteId": site}
@@ -50,7 +50,7 @@ async def carve(client, org, key):
 
 
 async def until(stream, words):
-    """Read a stream of changes until it says `words`."""
+    """Read a stream of changes until it contains `words`."""
     async for line in stream.aiter_lines():
         if words in line:
             return True

@@ -1,6 +1,6 @@
 """Signing in to the map at an identity provider: a whole site over https, and a provider that is strict.
 
-The provider is a stand-in on loopback (`identity_provider.SigningInProvider`); `test_real_provider.py` has a
+The provider is a stand-in on loopback (`identity_provider.SigningInProvider`). `test_real_provider.py` has a
 real one.
 """
 
@@ -37,7 +37,7 @@ PERSON = {"sub": "ada", "orgs": {"acme": ["PROVIDER_ADMIN"]}}
 
 
 class Browser:
-    """An http client that follows what a browser would: redirects, and pages that lead on."""
+    """An http client that follows the same links as a browser: redirects, and pages that lead on."""
 
     def __init__(self, http: httpx2.AsyncClient, site: str) -> None:
         self.http = http

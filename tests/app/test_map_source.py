@@ -1,4 +1,4 @@
-"""Who operates the site of a map, and whose operations its timeline shows."""
+"""The operator of a map's site, and the operations that its timeline shows."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ def _operations(conn, *orgs):
 
 
 class Verifier:
-    """Believes everybody."""
+    """Accepts every token."""
 
     def verify(self, header, org):
         return Caller("somebody", org, frozenset({Role.PROVIDER_VIEWER}), NOW + 60)

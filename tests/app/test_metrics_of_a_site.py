@@ -1,4 +1,4 @@
-"""What Prometheus reads: upstream's names, zeros from the start, and numbers that follow what happened."""
+"""Metrics for Prometheus: upstream's names, zeros from the start, and numbers that follow the events."""
 
 import asyncio
 
@@ -201,7 +201,7 @@ async def scrape(site):
 
 
 async def scraped(site, holds):
-    """What the site's page says, once it says that."""
+    """The site's metrics, once `holds` is true of them."""
 
     async def look():
         seen = await scrape(site)

@@ -33,7 +33,7 @@ def test_three_plugins_answer_at_one_address() -> None:
 
 
 async def asked_as_probes_do() -> None:
-    """Start the three, and ask at the one address."""
+    """Start the three, and send requests to the one address."""
     with tempfile.TemporaryDirectory(prefix="rl") as name:
         root = Path(name)
         machine = profiles.load_machine("oci-bm.gpu.gb200-v3.4")
@@ -68,7 +68,7 @@ async def asked_as_probes_do() -> None:
             sockets = [plugin.dra_socket for plugin in node.plugins]
             assert all(path.is_socket() for path in sockets)
         assert health.status_code == 200
-        # No kubelet has registered any of them: each says so.
+        # No kubelet has registered any of them, and each reports it.
         assert ready.status_code == 503
         assert ready.text.count("kubelet has not registered the plugin yet") >= 1
         requests = re.findall(

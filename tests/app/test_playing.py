@@ -1,4 +1,4 @@
-"""Shipped scenarios on the production code, and that one which asks for what is not so fails."""
+"""Shipped scenarios on the production code, and a scenario with a wrong expectation fails."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each shipped scenario, with what breaks in it left out: who passes all the same shows nothing of it."""
+"""Each shipped scenario without its faults: one that still passes shows nothing of them."""
 
 import os
 
@@ -9,7 +9,7 @@ from rackloom.lab.scenario.reading import scenario_problems, shipped_scenarios
 
 EVERY = os.environ.get("RACKLOOM_ALL_SCENARIOS") == "1"
 SAMPLE = 10
-"""Of those with a cluster, which take seconds each: every so manieth, where not all are asked for."""
+"""The step of the sample of scenarios with a cluster, which take seconds each. Not used for `EVERY`."""
 BREAKING = [
     scenario for scenario in shipped_scenarios() if scenario.faults != "none" and "virtual" in scenario.speeds
 ]

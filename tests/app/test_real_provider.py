@@ -1,7 +1,7 @@
 """Signing in to the map at a real OpenID provider: `oidc-provider`, which is certified, on Node.
 
 npm fetches it by its pinned digests (`oidc_provider/package-lock.json`). Without Node, npm or packages the
-test is skipped, and says so.
+test is skipped with the reason.
 """
 
 import asyncio

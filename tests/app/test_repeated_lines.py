@@ -1,4 +1,4 @@
-"""A cause that lasts fills no log: one line a minute, which says how many there were."""
+"""A cause that lasts fills no log: one line a minute, with the number of repetitions."""
 
 import sys
 
@@ -10,7 +10,7 @@ from rackloom.app.repeated_lines import WINDOW_SECONDS, RepeatedLines
 
 
 class Log:
-    """What is written of the events, at the times that the test chooses."""
+    """The lines written for the events, at the times that the test chooses."""
 
     def __init__(self):
         self.now = 0.0

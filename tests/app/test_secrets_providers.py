@@ -25,7 +25,7 @@ FIELDS = {"username": Secret("root"), "password": Secret("hush ä")}
 
 
 class FakeVault(ThreadingHTTPServer):
-    """A fake of Vault: KV version 2 and the Kubernetes login, as far as the provider asks for them."""
+    """A fake of Vault: KV version 2 and the Kubernetes login, as far as the provider uses them."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), VaultHandler)

@@ -52,7 +52,7 @@ class Operator:
 
 
 async def furnish(http, machines):
-    """What a provider sets up so that tenants may use machines; returns the instance type."""
+    """Set up a provider so that tenants may use machines. Returns the instance type."""
     site = (await http.get("site")).json()[0]["id"]
     gpus = {"type": "GPU", "name": "NVIDIA GB200", "count": 4, "deviceType": "NVLink"}
     body = {"name": "rack", "siteId": site, "machineCapabilities": [gpus]}
@@ -343,7 +343,7 @@ def test_the_process_says_where_it_listens_and_ends_when_told(ground):
 
 
 def test_a_site_without_issuers_of_tokens_goes_on(ground):
-    """The first day of docs/operating.md: read-only, and nobody has tokens yet."""
+    """The first day of docs/operating.md: read-only, and no tokens exist yet."""
     config = load_config(ground.config())
     config = config.model_copy(update={"auth": config.auth.model_copy(update={"issuers": ()})})
 
@@ -370,7 +370,7 @@ def test_time_never_runs_backwards_over_a_restart(ground):
 
 @pytest.mark.slow
 def test_what_was_carved_by_hand_while_the_service_was_down_is_known_before_it_places(ground):
-    """As after the restore of an older backup: the records do not say what the switch has."""
+    """As after the restore of an older backup: the records lack the state of the switch."""
     config = load_config(ground.config())
 
     async def tenant_sets_up(http):

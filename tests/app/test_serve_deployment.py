@@ -1,4 +1,4 @@
-"""What is shipped to run the service with: it agrees with the code, and a backup brings the site back."""
+"""The files shipped to run the service: they agree with the code, and a backup brings the site back."""
 
 import asyncio
 import configparser

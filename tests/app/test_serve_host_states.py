@@ -32,7 +32,7 @@ def _statuses(conn):
 
 
 class Provider:
-    """Answers as `answers` says."""
+    """Gives the answers of `answers`."""
 
     def __init__(self):
         self.answers = {}

@@ -1,4 +1,4 @@
-"""Trusted issuers: each with its own keys, which are read again; discovery; and floods of unknown keys."""
+"""Trusted issuers: own keys, which are read again, discovery, and floods of unknown keys."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ MAKERS = {
 
 
 class Signer:
-    """An issuer with one key, whose key set lies in a file."""
+    """An issuer with one key and its key set in a file."""
 
     def __init__(self, directory, name, algorithm="EdDSA"):
         self.name, self.algorithm = f"https://{name}", algorithm

@@ -64,7 +64,7 @@ async def ok(answer):
 
 
 async def machines(http, count):
-    """The machines, once there are so many."""
+    """The machines, once there are `count`."""
 
     async def enough():
         found = await ok(http.get("machine", params={"pageSize": 100, "includeMetadata": "true"}))

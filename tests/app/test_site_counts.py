@@ -1,4 +1,4 @@
-"""What the records say at the moment of a scrape."""
+"""The counts of the records at the moment of a scrape."""
 
 import asyncio
 from typing import Any

@@ -1,7 +1,7 @@
 """Two processes of `rackloom serve` on one PostgreSQL die, stop and go on while 16 clients write.
 
-Whatever a client was answered must be explained by some order of all requests (`client_history`),
-and no GPU may ever be in two partitions. RACKLOOM_HISTORY_SECONDS makes the run longer.
+Some order of all requests must explain every answer to a client (`client_history`), and no GPU may ever be in
+two partitions. RACKLOOM_HISTORY_SECONDS makes the run longer.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ SECONDS = float(os.environ.get("RACKLOOM_HISTORY_SECONDS", "30"))
 
 @pytest.fixture
 def configs(ground, postgres_url):  # noqa: F811
-    """One configuration for each process; they differ in nothing."""
+    """One configuration for each process. They are identical."""
     file = ground.config()
     sqlite = f'sqlite = "{ground.directory / "home"}"'
     file.write_text(file.read_text().replace(sqlite, f'postgresql = "{postgres_url}"'))
@@ -55,7 +55,7 @@ class FabricWatch:
 
 
 async def bring_up(ground, process, switch):
-    """Enrol the rack; returns the instance type of its machines."""
+    """Enrol the rack. Returns the instance type of its machines."""
     async with Operator(ground, process.admin_port) as admin:
         await admin.register(switch)
         machines = await until(admin.machines, "the machines are found")
@@ -65,7 +65,7 @@ async def bring_up(ground, process, switch):
 
 
 async def repeat(processes, method, path, body=None):
-    """Ask one process after the other until one answers; the request may be made twice."""
+    """Send the request to one process after another until one answers. It may be made twice."""
 
     async def ask():
         for http in [process.http for process in processes if process.http is not None]:
@@ -135,7 +135,7 @@ async def entered_changes(url):
 
 
 def assert_entered_once(history, entered):
-    """Each acknowledged change has its entry; only changes without an answer may have one besides."""
+    """Each acknowledged change has its entry. Apart from these, only unanswered changes may have one."""
     acknowledged, unknown = Counter(), Counter()
     for event in history:
         if event.action in OPERATIONS and not event.refused:
@@ -201,7 +201,7 @@ def test_every_answer_is_explained_by_an_order_of_the_requests(ground, configs, 
     outcomes = count_outcomes(history)
     met = f"{dict(outcomes)}, struck: {disturber.struck}, moves: {mover.moves}, changes: {watch.changes}"
     sys.stdout.write(met)
-    # A run is worth what it met.
+    # A run is only as good as the events that it met.
     assert all(outcomes[f"{action} acknowledged"] > 5 for action in ClientAction), met
     assert any(
         outcomes[f"{action} unknown"]

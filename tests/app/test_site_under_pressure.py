@@ -1,8 +1,7 @@
-"""A running site whose database takes no writes while its switch controllers are dead.
+"""A running site with a database that takes no writes while its switch controllers are dead.
 
 Each scenario first brings up a rack and an instance that is Ready. Then the database takes no more writes,
-and the controllers end. Whoever reads learns since when the domain is unknown, and whoever writes what to
-do about it.
+and the controllers end. Readers learn since when the domain is unknown, and writers learn the remedy.
 """
 
 import asyncio
@@ -114,7 +113,7 @@ class ServedRack:
         return since
 
     async def refuses_writes(self, problem):
-        """503 with what to do, within seconds; nothing of addresses, paths or codes. Operators, too."""
+        """503 with the remedy, within seconds, without addresses, paths or codes. Operators, too."""
         async with self.rest() as http:
             place = (await http.get("site")).json()[0]["id"]
             answer = await http.post("nvlink-logical-partition", json={"name": "more", "siteId": place})
@@ -183,7 +182,7 @@ def read_only(postgres_server, postgres_url):  # noqa: F811
         postgres_server.execute(END_OTHERS.format(name))
 
     async def switch(state):
-        # `execute` has a loop of its own, which a running one does not allow in its thread.
+        # `execute` runs its own loop, which a running one does not allow in its thread.
         await asyncio.to_thread(work, state)
 
     return switch
@@ -250,7 +249,7 @@ class Gate:
 
 
 def test_a_server_that_is_gone_is_answered_503_until_it_is_back(ground, postgres_url):  # noqa: F811
-    """No read can be answered then either; nobody is told where the server is."""
+    """No read can be answered then either, and no answer names the server's address."""
     path = configured(ground)
     home = f'sqlite = "{ground.directory / "home"}"'
     url = sa.make_url(postgres_url)
@@ -288,7 +287,7 @@ def test_a_server_that_is_gone_is_answered_503_until_it_is_back(ground, postgres
     assert not [entry for entry in logs if entry.get("exc_info")]
 
 
-# A process of its own, on a disk of its own.
+# A separate process, on a separate disk.
 
 
 SERVE = f"""
@@ -303,7 +302,7 @@ main()
 
 
 class SmallDisk:
-    """A process in a mount namespace of its own, in which the site's home is a small disk."""
+    """A process in a new mount namespace, in which the site's home is a small disk."""
 
     def __init__(self, path):
         self.path = path
@@ -314,7 +313,7 @@ class SmallDisk:
         self.process = None
 
     def start(self, *, full=False):
-        """Mount the disk with what was kept of it, fill it if `full`, and serve the site."""
+        """Mount the disk with its kept files, fill it if `full`, and serve the site."""
         fill = "cat /dev/zero > $0/fill 2>/dev/null; " if full else ""
         script = (
             f'mount -t tmpfs -o size=4m none $0 && cp -r $1/. $0/ 2>/dev/null; {fill}exec "$2" -c "$3" "$4"'
@@ -384,7 +383,7 @@ def test_a_full_disk_and_a_process_that_was_stopped(ground, small_disk):
             await asyncio.sleep(status_rules.valid_seconds(1.0) + 0.5)
             small_disk.fill()
         small_disk.process.send_signal(signal.SIGCONT)
-        # Asked at once: nothing was written or read meanwhile.
+        # The query comes at once: nothing was written or read before it.
         assert await rack.is_unknown()
         # Later the write-ahead log may start at the front of its file, and then it needs no room.
         small_disk.keep()

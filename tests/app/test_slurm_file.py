@@ -268,6 +268,6 @@ async def test_a_hook_that_leaves_a_program_behind(tmp_path: Path) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Also a process that nobody has waited for."""
+    """True also for a zombie process."""
     state = Path(f"/proc/{pid}/stat")
     return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"

@@ -1,4 +1,4 @@
-"""SIGUSR2 to a long-running process: it says what all its threads and tasks are at, and goes on."""
+"""SIGUSR2 to a long-running process: it prints the stacks of all its threads and tasks, and goes on."""
 
 import signal
 import subprocess

@@ -34,7 +34,7 @@ class Bench:
 
     @asynccontextmanager
     async def controller(self, authority):
-        """The controller shows a certificate of `authority`, and asks for one; the port stays."""
+        """The controller shows a certificate of `authority`, and requires one. The port stays."""
         pem = authority.issue("switch")
         tls = NmxcServerTls(certificate=pem.certificate, key=pem.key, client_ca=authority.certificate)
         port = 0 if self.server is None else int(self.server.url.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""Whoever answers does not wait long for whoever computes."""
+"""A thread that answers doesn't wait long for a thread that computes."""
 
 import subprocess
 import sys
@@ -13,5 +13,5 @@ assert sys.getswitchinterval() == SWITCH_INTERVAL < before, (before, sys.getswit
 
 
 def test_turns_are_shorter_than_those_of_python_itself():
-    # In a process of its own: it is a setting of the whole process.
+    # In a separate process, because it is a setting of the whole process.
     subprocess.run([sys.executable, "-c", SHOWN], check=True, timeout=120)

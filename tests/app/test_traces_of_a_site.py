@@ -48,7 +48,7 @@ async def carve(site: EmbeddedSite, token: str) -> None:
 
 
 def traced_site(folder: Path, ratio: float = 1.0) -> tuple[Collector, str]:
-    """What a collector got from a site at work, and the token that was used there."""
+    """The collector of a site at work, and the token that was used there."""
     tokens = []
 
     async def scenario(url: str) -> None:
@@ -97,7 +97,7 @@ def test_a_request_is_followed_through_pass_driver_call_and_observation(tmp_path
         if (span.trace_id, span.parent_span_id) in {(parent.trace_id, parent.span_id) for parent in passes}
     ]
     names = [span.name for span in sorted(children, key=lambda span: span.start_time_unix_nano)]
-    # What was observed before, the driver's call, and the observation that confirms it.
+    # The observation before, the driver's call, and the observation that confirms it.
     assert names[0] == names[-1] == "observe"
     create = next(span for span in children if span.name.startswith("execute create"))
     assert attributes(create)["rackloom.domain"] == attributes(children[0])["rackloom.domain"]
@@ -117,7 +117,7 @@ def test_a_request_is_followed_through_pass_driver_call_and_observation(tmp_path
 
 
 def assert_nothing_secret(collector: Collector, token: str) -> None:
-    """Neither tokens nor organisations, names or addresses of a request are in what was sent."""
+    """The sent spans contain no tokens, and no organisations, names or addresses of a request."""
     sent = b"".join(collector.bodies)
     assert sent
     for secret in (token, *token.split("."), "Bearer", "demo", "127.0.0.1", "namePrefix"):

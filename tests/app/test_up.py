@@ -1,4 +1,4 @@
-"""`rackloom up` as a process: what a script sees of it, and what a kill leaves behind."""
+"""`rackloom up` as a process: as a script sees it, and after a kill."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def order_rack(http):
 
 
 def ready(http):
-    """All 18 instances, once they are; nothing before."""
+    """All 18 instances once they are Ready, or an empty list before that."""
     seen = [
         instance for instance in http.get("instance?pageSize=100").json() if instance["status"] == "Ready"
     ]
@@ -176,7 +176,7 @@ def test_any_other_org_becomes_a_tenant_and_sees_only_its_own(tmp_path):
 
 
 def demo_lines(process, last):
-    """What a demonstration prints until a line that begins so."""
+    """The output of a demonstration until a line that begins with `last`."""
     lines = [process.stdout.readline()]
     while not lines[-1].startswith(last):
         assert lines[-1], process.stderr.read()
@@ -197,7 +197,7 @@ def test_a_demo_keeps_running_with_something_to_look_at(tmp_path):
         found = json.loads(rackloom("doctor", "--home", str(tmp_path), "--json").stdout)["findings"]
         assert "device untainted" in [finding["check"] for finding in found]
         assert (tmp_path / "transfers" / "demo.json").is_file()
-    # The same home again: tenants keep what they have, and the job starts anew.
+    # The same home again: tenants keep their objects, and the job starts again.
     with up(tmp_path, "--demo") as (process, url), client(tmp_path, url, org="blue") as http:
         demo_lines(process, lost)
         assert len(http.get("nvlink-logical-partition").json()) == 1

@@ -1,4 +1,4 @@
-"""A small site whose fabric the test simulates: two domains of three trays with four GPUs each."""
+"""A small site with a simulated fabric: two domains of three trays with four GPUs each."""
 
 import asyncio
 import itertools
@@ -270,8 +270,8 @@ class Server:
 
 
 def _start_server() -> Any:
-    # All workers of one run share the server, each with databases of its own. Not below pytest's own
-    # directory: the server runs as another user, who may not look into that.
+    # All workers of one run share the server, each with separate databases. Not below pytest's own directory:
+    # the server runs as another user, who may not read that.
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
     data = Path(tempfile.gettempdir()) / f"rackloom-{run[:16]}"
     try:
@@ -288,7 +288,7 @@ def _start_server() -> Any:
 def postgres_server() -> Iterator[Server]:
     started = _start_server()
     server = Server(started)
-    # Durability has a test of its own; the others need not wait for the disk.
+    # Durability has a separate test. The others need not wait for the disk.
     server.execute("ALTER ROLE postgres SET synchronous_commit = off")
     yield server
     started.cleanup()
@@ -296,7 +296,7 @@ def postgres_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: Server) -> str:
-    """Name of a database with the schema, which tests copy; one for each worker."""
+    """Name of a database with the schema, which tests copy. Each worker has one."""
     name = f"template_{uuid.uuid4().hex}"
     postgres_server.execute(f"CREATE DATABASE {name}")
 
@@ -317,7 +317,7 @@ def postgres_url(postgres_server: Server, postgres_template: str) -> Iterator[st
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The records are tested on both databases; so is every module that sets BOTH_STORES."""
+    """The records are tested on both databases, and so is every module that sets BOTH_STORES."""
     records = Path(metafunc.module.__file__ or "").parent.name == "records"
     if "database" in metafunc.fixturenames and getattr(metafunc.module, "BOTH_STORES", records):
         metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True, scope="session")

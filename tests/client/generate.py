@@ -1,7 +1,7 @@
 """`make client`: writes the generated part of `rackloom.client` from the document that the service serves.
 
 `models.py` comes from datamodel-code-generator, with a template for msgspec. `operations.py` has a function
-for each operation, which makes the request as a value. What a client has no use for is taken out of the
+for each operation, which makes the request as a value. Parts that a client does not need are taken out of the
 document first: old names of fields and parameters, and limits that the service checks.
 
 A field that need not be given becomes `T | None = None`: null and a missing field mean the same to the
@@ -44,7 +44,7 @@ NAMES = FieldNameResolver(snake_case_field=True)
 
 
 def document() -> Any:
-    """The document as the service serves it, without operations that are left out and what only they need."""
+    """The document as served, without left-out operations and the parts that only they need."""
     served = create_app(Mock()).openapi()
     paths = {
         path: {method: operation for method, operation in item.items() if not is_left_out(path, operation)}
@@ -99,7 +99,7 @@ BASES = (
 
 
 def schemas(served: Any) -> dict[str, Any]:
-    """The schemas without what a client has no use for."""
+    """The schemas without the parts that a client does not need."""
     return {
         name: _plain(schema) for name, schema in served["components"]["schemas"].items() if name not in UNUSED
     }
@@ -287,7 +287,7 @@ def function(
 
 
 def documentation(method: str, path: str, operation: Any, fixed: dict[str, Any]) -> str:
-    """What the document says of the operation, and its path."""
+    """The document's description of the operation, and its path."""
     words = operation.get("description") or operation.get("summary", "")
     text = words.partition("\n\n")[0].replace("\n", " ").strip().rstrip(".")
     query = "".join(f"?{key}={str(value).lower()}" for key, value in fixed.items())

@@ -93,7 +93,7 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_no_token_is_shown(caplog: Any) -> None:
-    """Not in what is logged, at any level, nor in errors or representations."""
+    """Not in the log, at any level, nor in errors or representations."""
     caplog.set_level(logging.DEBUG)
     answers = iter((httpx2.Response(401, json={"message": "no"}), httpx2.ReadError("lost")))
 

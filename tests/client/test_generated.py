@@ -19,7 +19,7 @@ def document() -> Any:
 
 
 def calls() -> list[Call[Any] | PagedCall[Any]]:
-    """What every function makes, with `x` for each id."""
+    """The call that every function makes, with `x` for each id."""
     made = []
     for _, function in inspect.getmembers(operations, inspect.isfunction):
         if function.__module__ != operations.__name__:

@@ -39,7 +39,7 @@ def problem(status: int, message: str = "because", headers: Any = None, **data: 
 
 
 class Site:
-    """Answers one request after the other as it was told, and writes down what was asked and waited."""
+    """Gives the planned answers one after another, and records requests and pauses."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers: Iterator[Answer] = iter(answers)

@@ -1,4 +1,4 @@
-"""The client against the real application, in process and on a socket; and the examples of its page."""
+"""The client against the real application, in process and on a socket, and the examples of its page."""
 
 import asyncio
 import re

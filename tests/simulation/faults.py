@@ -1,4 +1,4 @@
-"""Faults of racks that end by themselves: entering one breaks something, leaving it repairs exactly that.
+"""Faults of racks as context managers: entering one breaks something, leaving it repairs exactly that.
 
 Each is made of the functions of the catalogue (`rackloom.lab.faults`).
 """
@@ -95,7 +95,7 @@ async def unhealthy_gpu(rack: SimRack, guid: int, health: GpuHealth) -> AsyncIte
 async def tray_pulled(
     rack: SimRack, host_id: int | None, new_guid: Callable[[], int] | None = None
 ) -> AsyncIterator[None]:
-    """A tray is pulled and returned; with `new_guid`, another one takes its slot."""
+    """A tray is pulled and returned. With `new_guid`, another one takes its slot."""
     gpus = [gpu for gpu in rack.fabric.gpus.values() if gpu.host_id == host_id]
     pull_tray(rack, gpus)
     yield

@@ -1,4 +1,4 @@
-"""ComputeDomains whose processes die: a sample of the stories that `run_claims.py` tells from end to end.
+"""ComputeDomains with dying processes: a sample of the stories that `run_claims.py` plays completely.
 
 RACKLOOM_EVERY_DEATH=1 takes every step instead (as `python tests/simulation/run_claims.py` does).
 """
@@ -23,7 +23,7 @@ from rackloom.runtime.log_settings import structlog_configured
 
 EVERY = bool(os.environ.get("RACKLOOM_EVERY_DEATH"))
 SAMPLE = (0.15, 0.4, 0.65)
-"""Where in the story: while it begins, while it runs, while it ends."""
+"""Points in the story: while it begins, while it runs, while it ends."""
 FEWER = (0.3, 0.55)
 """The same for gangs and for processes that are stopped."""
 
@@ -58,7 +58,7 @@ def test_whoever_dies_nothing_is_stuck_or_left_behind(plot, death, steps):
 
 @pytest.mark.slow
 def test_the_steps_are_of_every_kind(steps):
-    """Fewer would mean that some part of the story is no longer told."""
+    """Fewer would mean that some part of the story is no longer played."""
     assert steps[StoryKind.DOMAIN] > 150
     assert steps[StoryKind.CHANNEL] > 200
     assert steps[StoryKind.GANG] > 200
@@ -75,7 +75,7 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
 
 @pytest.mark.slow
 class TestPlanted:
-    """Bugs that the stories must find; else that nothing is found says nothing."""
+    """Bugs that the stories must find, or finding nothing would mean nothing."""
 
     def found(self, plot, death=None, steps=(0,)):
         return (violation for at in steps for violation in play_story(classes(), plot, death, at).broken)
@@ -131,7 +131,7 @@ class TestPlanted:
         assert any("CDI spec" in violation for violation in found)
 
     def test_a_record_lost_after_a_reboot(self, monkeypatch):
-        """The plugin then gives the claim back without knowing whose label the node has."""
+        """The plugin then gives the claim back without knowing which ComputeDomain's label the node has."""
         begun = storage.as_started
 
         def forget(entry):

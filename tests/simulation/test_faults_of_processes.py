@@ -22,7 +22,7 @@ def test_every_promise_is_kept(kinds: dict[str, int], replicas: int) -> None:
 
 @pytest.mark.slow
 def test_requests_are_answered_and_refused_while_the_disk_is_full() -> None:
-    """Writes are answered 503, and what was answered so is not there."""
+    """Writes are answered 503, and those writes have no effect."""
     result = simulate(1, LoadPlan(seconds=300, think=3, pause=20, kinds={"disk-full": 1}))
     assert result.broken is None
     answers = [line.split() for line in result.trace if " rest " in line]

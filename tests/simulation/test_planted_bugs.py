@@ -1,7 +1,7 @@
 """Bugs of the kind that has been reported of real control planes, planted one at a time, must be found.
 
-A simulation that finds nothing is worth what it can find. Each bug is a small change of production code (in
-`planted`, by what it is about); the same seeds pass without it.
+A simulation that finds nothing is only as good as the bugs that it can find. Each bug is a small change of
+production code (in `planted`, by subject). The same seeds pass without it.
 """
 
 import pytest

@@ -78,7 +78,7 @@ def test_a_trace_does_not_depend_on_the_process_that_made_it() -> None:
 
 @pytest.mark.slow
 def test_a_trace_does_not_depend_on_when_python_collects_garbage() -> None:
-    """A collected asynchronous generator schedules its end. Seed 2 has one whose end shows in the trace."""
+    """A collected asynchronous generator schedules its end. Seed 2 has one that shows in the trace."""
     thresholds = gc.get_threshold()
     digests = set()
     try:
@@ -97,7 +97,7 @@ def test_a_fault_in_one_domain_delays_no_other() -> None:
 
 
 STRIDE = 23
-"""Every point is tried by `run.py --deaths`; here some, and with them all kinds of point."""
+"""`run.py --deaths` tries every point. This tries some, which include all kinds of point."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Hosts as files: the published machines, healthy but for what a test changes, and how they are examined."""
+"""Hosts as files: the published machines, healthy except for a test's changes, and their examination."""
 
 from rackloom.app.doctor import host_findings
 from rackloom.core.diagnosis.examination import examine
@@ -22,7 +22,7 @@ ALONE = SiteSnapshot(at=0.0, layers=())
 
 
 def examine_host(root, snapshot=ALONE):
-    """What is wrong with a host, and with the cluster that was asked too."""
+    """The findings about a host, and about the cluster that was read too."""
     return examine(snapshot, host=host_findings(root, snapshot))
 
 

@@ -1,4 +1,4 @@
-"""Fixes are printed with what they need to reach the site that was examined."""
+"""Fixes are printed with the options that they need to reach the examined site."""
 
 import re
 import shlex

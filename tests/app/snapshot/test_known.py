@@ -1,4 +1,4 @@
-"""A reader with a cache gets what a reader without one gets, and the same values where nothing changed."""
+"""A reader with a cache gets the same as a reader without one, and the same values if nothing changed."""
 
 from hypothesis import given
 from hypothesis import strategies as st

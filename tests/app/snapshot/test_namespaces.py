@@ -1,4 +1,4 @@
-"""The organisation of a namespace's pods: its label, or none where namespaces may not be read."""
+"""The organisation of a namespace's pods: its label, or none if namespaces may not be read."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A map with a cache equals a map without one, whatever changed in between."""
+"""A map with a cache equals a map without one after any changes."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ GUIDS = [gpu.guid for gpu in observed().gpus]
 
 
 class Cluster:
-    """Lists of an API server that may not answer; every change of an object gives it a new version."""
+    """Lists of an API server that may not answer. Every change of an object gives it a new version."""
 
     def __init__(self):
         self.objects = {}
@@ -66,7 +66,7 @@ class Cluster:
 
 
 class Site:
-    """A store and a cluster, and what may happen to them."""
+    """A store and a cluster, and the events that may happen to them."""
 
     def __init__(self):
         self.store, self.cluster, self.endpoint = Store.inline(), Cluster(), ""

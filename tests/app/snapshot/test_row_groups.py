@@ -1,4 +1,4 @@
-"""Rows fetched only where digests differ are those of a full read."""
+"""Fetching rows only if digests differ gives the rows of a full read."""
 
 import sqlalchemy as sa
 from hypothesis import example, given

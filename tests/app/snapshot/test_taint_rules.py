@@ -1,4 +1,4 @@
-"""What DeviceTaintRules do to a snapshot: tainted devices, and pods that wait because of them."""
+"""Effects of DeviceTaintRules on a snapshot: tainted devices, and pods that wait because of them."""
 
 import asyncio
 
@@ -64,7 +64,7 @@ class Cluster:
         await self.admin.create(self.kind, {"metadata": {"name": name}, "spec": spec})
 
     async def wait(self, name, count, **exactly):
-        """A pod that waits for so many GPUs of one node."""
+        """A pod that waits for `count` GPUs of one node."""
         exactly |= {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": count}
         request = {"name": "gpus", "exactly": exactly}
         meta = {"name": name, "namespace": "team"}

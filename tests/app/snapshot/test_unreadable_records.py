@@ -1,4 +1,4 @@
-"""A database that is not a site's, or is damaged, is refused in words, whoever reports it."""
+"""A database that is not a site's, or is damaged, is refused in words, whichever layer reports it."""
 
 import asyncio
 import sqlite3
@@ -16,7 +16,7 @@ from rackloom.errors import Refused
 
 
 def test_a_prepared_statement_on_tables_of_another_program_is_refused(tmp_path: Path) -> None:
-    """Prepared statements go to the driver, whose errors SQLAlchemy does not wrap."""
+    """Prepared statements go to the driver, and SQLAlchemy doesn't wrap its errors."""
     with closing(sqlite3.connect(tmp_path / DATABASE)) as other:
         other.execute("CREATE TABLE of_another (x)")
     reader = SqliteRecordReader(tmp_path)

@@ -1,4 +1,4 @@
-"""How much a reading decodes again: only what changed, however large the site is."""
+"""A reading decodes only changed objects again, for any size of the site."""
 
 import msgspec
 import pytest

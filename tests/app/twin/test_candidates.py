@@ -125,7 +125,7 @@ def test_a_leader_that_goes_on_without_its_lease_is_noticed(monkeypatch):
 
 
 def test_controllers_that_outlive_their_lease_are_noticed(monkeypatch):
-    """What a candidate says of itself is not asked: this one says that it stopped, and works on."""
+    """A candidate's own state doesn't count: this one reports that it stopped, but works on."""
     left_behind = []
 
     async def hold(self, lead):

@@ -1,4 +1,4 @@
-"""The twin's controllers end at their own steps, come back, and may be two; labels may come late."""
+"""The twin's controllers end at their own steps, come back, and may be two. Labels may come late."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Simulated trays in a cluster of others: marked, used, refused where not welcome, and gone at the end."""
+"""Simulated trays in a foreign cluster: marked, used, refused if unwanted, and gone at the end."""
 
 import time
 from collections.abc import AsyncIterator, Callable

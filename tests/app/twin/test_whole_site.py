@@ -42,7 +42,7 @@ async def until(look: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def carve(site: EmbeddedSite, trays: int = TRAYS) -> None:
-    """A tenant's instances on so many trays of one domain, in one logical partition."""
+    """A tenant's instances on `trays` trays of one domain, in one logical partition."""
     token = site.issuer.mint("demo", ["TENANT_ADMIN"], now=time.time(), ttl=600)
     headers = {"Authorization": f"Bearer {token}"}
     base = f"{site.url}/v2/org/demo/nico/"
@@ -67,7 +67,7 @@ async def carve(site: EmbeddedSite, trays: int = TRAYS) -> None:
 
 
 def minimal_example(pods: int) -> tuple[Object, Object]:
-    """The ComputeDomain of examples/imex-minimal, and its pod as a Job of so many."""
+    """The ComputeDomain of examples/imex-minimal, and its pod as a Job of `pods` pods."""
     text = (example_directory("imex-minimal") / "compute-domain.yaml").read_text()
     domain, pod = yaml.safe_load_all(text)
     domain["metadata"]["namespace"] = "default"

@@ -117,7 +117,7 @@ def refusal() -> Callable[[Any], Any]:
 def run_on_site(
     small_site: Any, admin_server: RunningAdminServer, refusal: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Runs a scenario on an admin site whose clock is the site's."""
+    """Runs a scenario on an admin site that shares the site's clock."""
 
     def run(scenario: Callable[[AdminSite], Any], **deps: Any) -> Any:
         async def play() -> Any:

@@ -1,4 +1,4 @@
-"""Who gets in: mutual TLS on a real socket, then the class of the certificate."""
+"""Access control: mutual TLS on a real socket, then the class of the certificate."""
 
 import grpc
 import pytest

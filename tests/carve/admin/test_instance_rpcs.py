@@ -1,4 +1,4 @@
-"""RPCs about instances: what is wanted, what was seen, and the way out, through a real server."""
+"""RPCs about instances: the wanted state, the observed state and the release, through a real server."""
 
 from tests.carve.admin.admin_site import D0, D1, Code
 

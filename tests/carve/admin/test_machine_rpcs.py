@@ -68,7 +68,7 @@ def test_where_an_uncertain_gpu_is_is_not_told(small_site, run_on_site):
 
 @pytest.mark.parametrize("forgotten", [True, False])
 def test_who_shares_memory_with_a_machine_that_is_no_more_is_told_at_once(small_site, run_on_site, forgotten):
-    """At rest a reading only confirms what is known, so nothing else would tell for ten minutes."""
+    """At rest a reading only confirms the records, so no other event would follow for ten minutes."""
     small_site.observe_all()
 
     async def order(admin):

@@ -1,4 +1,4 @@
-"""The real application over the small site, with tokens of its own issuer."""
+"""The real application over the small site, with tokens of a test issuer."""
 
 from collections.abc import Iterator
 from pathlib import Path

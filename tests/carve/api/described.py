@@ -8,7 +8,7 @@ from rackloom.carve.api.auth import Role
 
 PREFIX = "/v2/org/{org}/nico/"
 STREAM = "stream-event"
-"""The operation whose answer has no end."""
+"""The operation that has an endless answer."""
 
 
 class Operation(NamedTuple):
@@ -34,7 +34,7 @@ class Operation(NamedTuple):
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
     def admits(self, role: Role | None) -> bool:
-        """Whether a member of the organisation with this role may call it; None: with no role."""
+        """Whether a member of the organisation may call it with this role, or without a role if None."""
         return MEMBER in self.declared or role in self.declared
 
     def admits_parameter(self, role: Role, parameter: str) -> bool:

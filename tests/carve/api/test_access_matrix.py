@@ -1,8 +1,8 @@
-"""Every operation and parameter of the served document with every kind of caller: what it says holds.
+"""Every operation and parameter works as the served document declares, for every kind of caller.
 
-The declarations of the document decide what is expected, and nothing here repeats them. What a tenant reads
-is compared with what it read before another tenant was there: no answer, with no include or filter, may
-depend on another tenant, except by the room that is left.
+The expected results follow from the declarations of the document, and nothing here repeats them. A tenant's
+answers are compared with its answers before another tenant was there. No answer, with any include or filter,
+may depend on another tenant, except by the room that is left.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ TENANT, VIEWER = Role.TENANT_ADMIN, Role.PROVIDER_VIEWER
 ROOM = {"freeTrays", "largestBatch", "fragmentation", "unusedUsable"}
 """Fields by which a tenant reads how much room all tenants left."""
 PLACES = ("rack0", "rack1", "CHASSIS", "http://switch", "p-00000000", "a secret pause")
-"""What only a provider reads: racks, chassis, controllers, partitions on switches, reasons of operators."""
+"""Values for providers only: racks, chassis, controllers, partitions on switches, reasons of operators."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_nothing_opens_without_a_token_of_the_org(api: Any, described: list[Oper
 
 
 class Planted:
-    """What belongs to demo, and values by which another tenant would be recognised."""
+    """The objects of demo, and values by which another tenant would be recognised."""
 
     def __init__(self, api: Any) -> None:
         self.api = api
@@ -189,7 +189,7 @@ def test_no_answer_to_a_tenant_depends_on_another(
     foreign = {value for name, value in theirs.items() if value != planted.ids[name]} | {"THEIRS"}
     asked_for_theirs = read_everything(api, described, planted.ids, theirs)
     for asked, (_, text) in asked_for_theirs.items():
-        # A refusal may repeat what it was asked.
+        # A refusal may repeat the value from the request.
         found = [value for value in (*foreign, *PLACES) if value in text and value != asked[2]]
         assert found == [], asked
     for (operation, name, value), (status, text) in asked_for_theirs.items():
@@ -200,7 +200,7 @@ def test_no_answer_to_a_tenant_depends_on_another(
 def read_everything(
     api: Any, described: list[Operation], ours: dict[str, str], theirs: dict[str, str]
 ) -> dict[tuple[str, str, str], tuple[int, str]]:
-    """What the tenant demo reads: operation, parameter, value -> status, and the answer without the room."""
+    """The answers to demo: operation, parameter, value -> status, and the answer without the room."""
     headers = bearer(api, [TENANT])
     found = {}
     for operation in described:

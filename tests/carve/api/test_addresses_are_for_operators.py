@@ -1,4 +1,4 @@
-"""What controllers say, and where they are, is for those who operate them: no tenant reads an address."""
+"""Messages and addresses of controllers are for their operators: no tenant reads an address."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from rackloom.carve.store import journal
 SECOND = "http://10.20.30.40:9370"
 CAUSE = "Hello: UNAVAILABLE: failed to connect to all addresses; last error: ipv4:10.20.30.41:9370: refused"
 ADDRESS = re.compile(r"10\.20\.30|9370|://|switch/")
-"""What must not be in a text; the first controller of the small site is at http://switch/UUID."""
+"""Patterns that no text may contain. The first controller of the small site is at http://switch/UUID."""
 
 
 def lost(api: Any, domain: str) -> None:
@@ -49,7 +49,7 @@ def one_joined(api: Any, name: str) -> Any:
 
 
 def everything_readable(api: Any, ids: dict[str, str]) -> dict[str, str]:
-    """The text of each GET that a tenant may ask, by path."""
+    """The text of each GET that a tenant may send, by path."""
     texts = {}
     for path, methods in api.client.app.openapi()["paths"].items():
         if "get" not in methods or path.endswith("/event"):

@@ -1,4 +1,4 @@
-"""A partition that somebody made by hand is adopted for an owner, who need not exist before."""
+"""A partition that was made by hand is adopted for an owner that need not exist before."""
 
 from typing import Any
 

@@ -222,7 +222,7 @@ def counting(api: Any, counted: RequestAudit) -> Iterator[RequestAudit]:
 
 @pytest.fixture
 def audited(api: Any) -> Iterator[RequestAudit]:
-    """What the application counts in this test alone."""
+    """The counters of the application for this test alone."""
     with counting(api, RequestAudit()) as counted:
         yield counted
 
@@ -339,7 +339,7 @@ def test_a_page_is_read_along_an_index(
         if "audit_entry" in statement and statement.startswith("SELECT"):
             plan = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
             steps = "; ".join(row[-1] for row in plan)
-            # What follows reads the window, which is bounded.
+            # The later steps read the window, which is bounded.
             asked.append(steps.partition("SCAN anon")[0])
 
     sa.event.listen(sa.Engine, "before_cursor_execute", explain)

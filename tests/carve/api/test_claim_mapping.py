@@ -1,4 +1,4 @@
-"""How the claims of a token are read: paths, patterns, tables, and what cannot be read in two ways."""
+"""How the claims of a token are read: paths, patterns, tables, and refused ambiguities."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""What clients generated from the published description of NVIDIA Infra Controller's REST send and expect.
+"""Requests and expectations of clients generated from NVIDIA Infra Controller's published REST description.
 
-Each fact was met by running such a client (docs/api.md says which); the requests are in its exact JSON.
+Each fact was met by running such a client (docs/api.md lists them). The requests are in its exact JSON.
 """
 
 import json
@@ -293,7 +293,7 @@ def test_a_client_that_keeps_whole_objects_sends_back_what_it_read(api: Any, run
 
 
 def test_a_client_that_reads_every_answer_as_an_object_deletes_and_lists(api: Any, running: Any) -> None:
-    """Terraform parses what a deletion answers, takes 404 as gone, and reads `total` of each page."""
+    """Terraform parses the answer to a deletion, takes 404 as gone, and reads `total` of each page."""
     partition = running["nvLinkInterfaces"][0]["nvLinkLogicalPartitionId"]
     for path in (
         f"instance/{running['id']}",

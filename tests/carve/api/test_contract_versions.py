@@ -1,4 +1,4 @@
-"""Clients of both versions of the contract are served: every renamed name, and what is reported as served."""
+"""Both versions of the contract are served: every renamed name, and the reported operations."""
 
 from importlib.metadata import version
 from typing import Any
@@ -35,7 +35,7 @@ class Requests:
         }[rename.new]
 
     def send(self, rename: Rename, given: dict[str, object]) -> Any:
-        """A request whose object has the fields `given`."""
+        """A request with an object that has the fields `given`."""
         api, site = self.api, self.api.site
         if rename.new == "nvLinkLogicalPartitionId":
             placed = {"name": "vm", "vpcId": self.vpc, "instanceTypeId": site.type_id}
@@ -143,7 +143,7 @@ def test_the_association_of_a_machine_has_its_id_under_both_names(api: Any) -> N
     assert first["id"] == first["machineId"]
 
 
-# What is served.
+# The operations that are served.
 
 
 def test_the_version_is_the_truth(api: Any) -> None:
@@ -156,7 +156,7 @@ def test_the_version_is_the_truth(api: Any) -> None:
 
 
 def test_no_operation_of_an_unserved_group_exists(api: Any) -> None:
-    """When this fails, take what is served now out of the table."""
+    """When this fails, remove the groups that are now served from the table."""
     served = {f"/{operation.path}" for operation in operations(api.client.app.openapi())}
     found = {
         (group, path)
@@ -168,7 +168,7 @@ def test_no_operation_of_an_unserved_group_exists(api: Any) -> None:
     assert found == set()
 
 
-# What the contract documents of the operations that are served.
+# The contract's documentation of the operations that are served.
 
 
 DOCUMENTED = {

@@ -1,4 +1,4 @@
-"""Custom roles: nobody gains by them what it could not do before, and a change counts at once."""
+"""Custom roles: they give no caller rights that it did not have before, and a change counts at once."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def define(api: Any, name: str, *permissions: str, side: str = "TENANT", **optio
 
 
 def headers(api: Any, *names: str, org: str = "demo") -> dict[str, str]:
-    """Of a person with custom roles, whose names the issuer put into its token."""
+    """Headers of a person with custom roles: the issuer put their names into the token."""
     return {"Authorization": f"Bearer {api.issuer.mint(org, names, api.site.now, 60)}"}
 
 
@@ -234,7 +234,7 @@ def test_what_an_answer_includes_needs_its_own_permission(
     "path", ["site?includeMachineStats=true", "instance/type?includeMachineAssignment=true"]
 )
 def test_a_role_of_the_other_side_shows_nothing_more(api: Any, path: str) -> None:
-    """What the caller may read as a tenant, by any role, does not help it where it acts as a provider."""
+    """The caller's rights as a tenant, by any role, don't help it when it acts as a provider."""
     permission = "sites:read" if path.startswith("site") else "instance-types:read"
     define(api, "watch", permission, side="PROVIDER")
     define(api, "tenant", permission, "machines:read")

@@ -1,4 +1,4 @@
-"""A domain whose controllers contradict one another, as tenants and operators are told of it."""
+"""How tenants and operators see a domain if its controllers contradict one another."""
 
 from typing import Any
 

@@ -137,7 +137,7 @@ def test_what_is_refused_before(api: Any) -> None:
 
 
 class Recorder:
-    """A program behind the port; it writes down what it is asked for."""
+    """A program behind the port that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Sequence[str], str | None]] = []

@@ -1,4 +1,4 @@
-"""The events of a tenant: complete, in order, resumable, and nobody else's."""
+"""The events of a tenant: complete, in order, resumable, and only its own."""
 
 import asyncio
 import contextlib
@@ -110,7 +110,7 @@ def test_a_client_from_before_a_restore_is_told(api: Any, events: Any) -> None:
 
 
 def follow(api: Any, after: int, newest: int) -> list[Any]:
-    """What a stream says until its token ends, which is after the second look."""
+    """The events of a stream until its token ends, which is after the second poll."""
     times = iter([0.0, 1.0])
     given = api.client.app.state.deps
     deps = ApiDeps(
@@ -234,7 +234,7 @@ def open_streams(api: Any) -> int:
 
 
 async def request_stream(api: Any, at_headers: Callable[[], Awaitable[object]]) -> int:
-    """Request a stream without a server between; the client goes when `at_headers` returns. The status."""
+    """Request a stream without a server. The client leaves when `at_headers` returns. Returns the status."""
     statuses: list[int] = []
     is_gone = asyncio.Event()
 

@@ -17,7 +17,7 @@ def tray(site: Any, domain: str, slot: int) -> frozenset[int]:
 
 @pytest.fixture
 def domain(api: Any) -> str:
-    """The first domain. Slots 0 and 1 are in a partition that somebody else made."""
+    """The first domain. Slots 0 and 1 are in a foreign partition."""
     first = str(next(iter(api.site.partitions)))
     api.site.partitions[first]["theirs"] = tray(api.site, first, 0) | tray(api.site, first, 1)
     api.site.observe_all()
@@ -127,7 +127,7 @@ def test_the_factory_partition_and_the_sites_own_hold_no_tray_back(api: Any) -> 
 def test_after_the_restore_of_an_older_backup_younger_partitions_are_foreign(
     api: Any, site_template: Any
 ) -> None:
-    """The records of the backup know neither the instance nor its partition; the fabric has both."""
+    """The backup has records of neither the instance nor its partition. The fabric has both."""
     made = api.instance(api.vpc(partition=api.partition()))
     api.site.converge()
     assert api.get(f"instance/{made['id']}").json()["status"] == "Ready"

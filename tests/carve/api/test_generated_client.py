@@ -27,7 +27,7 @@ FIRST = (
     "batch-create-instance", "create-instance-type", "create-nvlink-nmxc-endpoint", "create-role",
     "create-service-account", "create-service-account-key", "create-tray-reservation",
 )  # fmt: skip
-"""Creations whose objects the others use, in this order."""
+"""Operations that create objects for the others, in this order."""
 LAST = (
     "adopt-nvlink-partition", "release-nvlink-partition", "cordon-machine", "uncordon-machine",
     "drain-machine", "end-machine-drain", "force-delete-machine-instance", "pause-nvlink-domain",
@@ -75,7 +75,7 @@ def package(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """What each operation with a body is sent."""
+    """The request body of each operation that takes one."""
     specs = [{"nvLinkLogicalPartitionId": ids["nvLinkLogicalPartitionId"], "deviceInstance": 0}]
     placed = {"vpcId": ids["vpcId"], "instanceTypeId": ids["instanceTypeId"], "nvLinkInterfaces": specs}
     found = {"nvLinkDomainId": ids["nvLinkDomainId"], "name": "theirs", "reason": "a test"}
@@ -198,7 +198,7 @@ def test_every_operation_of_a_generated_client_works(api: Any, url: str, package
 
 
 def remember(ids: dict[str, str], name: str, made: Any) -> None:
-    """Keep the ids of what was made first."""
+    """Keep the ids of the first objects that were made."""
     if name == "create-nvlink-logical-partition":
         ids["nvLinkLogicalPartitionId"] = str(made.id)
     elif name == "create-vpc":

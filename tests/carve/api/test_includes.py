@@ -1,4 +1,4 @@
-"""What a client asks for besides is given or refused, never left out in silence."""
+"""Each include that a client requests is given or refused, never silently left out."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Every list of a tenant reads the rows of that tenant, however many rows another one has.
 
-The OpenAPI document declares the lists, their filters and their pages; the refusal of an unknown order names
-the orders. The databases count the rows, or the steps, that each request takes: the statements are those of
-the service, and so are the plans.
+The OpenAPI document declares the lists, their filters and their pages. The refusal of an unknown order names
+the orders. The databases count the rows, or the steps, that each request takes, with the statements and plans
+of the service.
 """
 
 import itertools
@@ -36,7 +36,7 @@ OF_THE_SITE = {
 }
 """List -> parameters with which it counts the hardware of the site, which all tenants share."""
 ROWS = 3_000
-"""What a request may look at: its own rows once for each table that it joins, and again to count them."""
+"""Rows that a request may read: its own rows once for each table that it joins, and again to count them."""
 STEPS = 50_000
 """Of SQLite's virtual machine, for the same. It takes at least four to pass over a row."""
 
@@ -179,7 +179,7 @@ KINDS = {
 
 
 def _values(name: str, schema: dict[str, Any], ids: dict[str, str]) -> list[Any]:
-    """Values of a filter; of an enumeration the first, because plans do not depend on which it is."""
+    """Values of a filter. An enumeration gives only its first, because plans don't depend on the value."""
     if "items" in schema:
         return _values(name, schema["items"], ids)
     if "anyOf" in schema:

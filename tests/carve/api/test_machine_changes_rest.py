@@ -1,4 +1,4 @@
-"""Changing and deleting machines over REST, and what machines have."""
+"""Changing and deleting machines over REST, and the hardware of machines."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The served OpenAPI document: valid, complete, and the same as what the routes enforce."""
+"""The served OpenAPI document: valid, complete, and consistent with the checks of the routes."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_the_document_is_valid(document: Any) -> None:
 
 
 def test_the_document_is_encoded_once(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is large, and anybody may ask for it."""
+    """It is large, and any caller may request it."""
     encoded: list[object] = []
     encode = app.msgspec.json.encode
     monkeypatch.setattr(app.msgspec.json, "encode", lambda value: encoded.append(value) or encode(value))

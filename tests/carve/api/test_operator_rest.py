@@ -1,4 +1,4 @@
-"""What operators do over REST: pauses, cordons, drains, force-deletes, found partitions, endpoints, audit."""
+"""Operators over REST: pauses, cordons, drains, force-deletes, found partitions, endpoints, audit."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def step(api: Any, path: str, status: int = 200, body: Any = WHY) -> Any:
 
 @pytest.fixture
 def running(api: Any) -> dict[str, Any]:
-    """An instance whose four GPUs are joined."""
+    """An instance with its four GPUs joined."""
     api.site.observe_all()
     made = api.instance(api.vpc(partition=api.partition()))
     api.site.converge()
@@ -279,7 +279,7 @@ def test_operators_listings_cost_the_same_for_many_rows(api: Any, path: str) -> 
 
 
 def _queries(api: Any, path: str) -> int:
-    """How many statements SQLite runs, whoever hands them to its driver."""
+    """The number of statements that SQLite runs, from any caller of its driver."""
     seen: list[str] = []
     driver = api.site.read(lambda conn: conn.connection.dbapi_connection)
     driver.set_trace_callback(seen.append)

@@ -1,4 +1,4 @@
-"""What tenants and operators read while nobody records readings: unknown since the last, without a write."""
+"""While no process records readings, tenants and operators read unknown since the last, without a write."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def ready(api: Any) -> tuple[Any, float]:
 
 
 def age(api: Any) -> str:
-    """Let every reading become outdated; returns since when domain 0 is unknown, as the wire has it."""
+    """Let every reading become outdated. Returns since when domain 0 is unknown, as on the wire."""
     (known, *_) = api.get("nvlink-domain", role=Role.PROVIDER_VIEWER).json()
     api.site.tick(DEFAULT_VALID_SECONDS + 2.0)
     return str(known["observedAt"])
@@ -218,7 +218,7 @@ def test_streams_do_not_say_ready_from_a_backlog_after_unknown(
 def test_who_resumes_lists_again_where_something_was_shown_otherwise_than_recorded(
     api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read again meanwhile, and nothing was written: the record was Ready all the time."""
+    """A later reading arrived without a write: the record was Ready all the time."""
     monkeypatch.setattr(stream, "POLL_SECONDS", 0.0)
     made, _ = ready(api)
     age(api)
@@ -245,7 +245,7 @@ def test_who_resumes_while_it_lasts_is_told_of_it_after_the_reset(
     resumed = follow(api, [api.site.now] * 40, after=shown[-1].id)
     kinds = [event.event for event in resumed]
     assert kinds == ["vpc"] * 3 + ["reset", "instance"] + ["nvlink-interface"] * 4
-    # Who is disconnected here, also between the reset and what follows it, lists again at the next attempt.
+    # A client that is disconnected here, even right after the reset, lists again at the next attempt.
     assert all(stream.position_of(event.id).in_doubt for event in resumed)
 
 
@@ -293,7 +293,7 @@ def statuses_of(object_id: str, heard: list[Any]) -> list[str]:
 def follow(
     api: Any, times: list[float], after: int | str | None = None, late: tuple[Any, ...] | None = None
 ) -> list[Any]:
-    """What a stream sends that looks at these times; `late` is written after its first event."""
+    """The events of a stream that polls at these times. `late` is written after its first event."""
     at = itertools.chain(times, itertools.repeat(9e9))
     deps = msgspec.structs.replace(api.client.app.state.deps, clock=lambda: next(at))
 

@@ -94,7 +94,7 @@ def test_a_partition_that_spans_domains_is_warned_about(api: Any) -> None:
     assert [warning["type"] for warning in spilled["warnings"]] == ["LogicalPartitionSpansDomains"]
     assert "share no memory" in spilled["warnings"][0]["message"]
     api.site.converge()
-    # The spill is a second physical partition in another rack; both are whole.
+    # The spill is a second physical partition in another rack. Both are whole.
     owned = api.get(f"nvlink-partition?nvLinkLogicalPartitionId={partition}", role=VIEWER).json()
     assert sorted(len(partition["gpuGuids"]) for partition in owned) == [4, 12]
     assert {instance["status"] for instance in api.get("instance").json()} == {"Ready"}

@@ -146,7 +146,7 @@ async def _unread() -> Any:
 
 
 class _Service:
-    """An ASGI application behind the middleware, whose requests end when the test says so."""
+    """An ASGI application behind the middleware. The test decides when its requests end."""
 
     def __init__(self, limits: CallerLimits, content_type: bytes = b"application/json") -> None:
         self.middleware = RequestLimitMiddleware(self._answer, limits)

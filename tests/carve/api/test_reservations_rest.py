@@ -1,4 +1,4 @@
-"""Reserved trays over REST: who gets them, who reads of them, and what happens at their time."""
+"""Reserved trays over REST: who gets them, who sees them, and the effect of their start and end."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -374,7 +374,7 @@ def test_another_provider_neither_reads_nor_changes_a_reservation(provider: Prov
 
 
 def allot(provider: Provider, machines: int) -> None:
-    """Let the first tenant use so many machines."""
+    """Let the first tenant use this number of machines."""
     (allocation,) = provider.api.get("allocation").json()
     (constraint,) = allocation["allocationConstraints"]
     path = f"allocation/{allocation['id']}/constraint/{constraint['id']}"
@@ -414,7 +414,7 @@ def test_a_batch_gets_its_own_trays_of_several_domains_where_no_others_are_allow
         "namePrefix": "job", "count": 2, "vpcId": provider.api.vpc(),
         "instanceTypeId": provider.api.site.type_id,
     }  # fmt: skip
-    # One domain has a tray of its own and another one, which it may not use beside the idle reserved tray.
+    # One domain has its reserved tray and another one, which it may not use beside the idle reserved tray.
     refused = provider.api.post("instance/batch", body)
     assert (refused.status_code, "Max: 2, Reserved: 2" in refused.text) == (403, True), refused.text
     created = provider.api.post("instance/batch", body | {"topologyOptimized": False})

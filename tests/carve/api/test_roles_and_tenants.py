@@ -78,7 +78,7 @@ def theirs(api: Any) -> dict[str, str]:
 
 
 SHARED = {"siteId", "instanceTypeId", "nvLinkDomainId"}
-"""What the rival may use too: it has an allocation at the site."""
+"""Fields that the rival may use too, because it has an allocation at the site."""
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_rival_provider_sees_no_hardware(api: Any, theirs: dict[str, str]) -> 
 
 
 def _make_provider(api: Any, org: str) -> None:
-    """A provider with a site of its own, in which there is no machine."""
+    """A provider with a separate site that has no machines."""
     made = api.site.run(entitlements.ensure_provider, org, api.site.now, api.site.ids)
     row = {"id": api.site.ids(), "provider_id": made.id, "name": f"site of {org}", "status": "Registered"}
     row |= {"capabilities": {}, "default_partition": "none", "created": 0.0, "updated": 0.0}

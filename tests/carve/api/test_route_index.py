@@ -1,4 +1,4 @@
-"""The index of routes finds what trying all of them in their order finds."""
+"""The index of routes finds the same route as trying all of them in their order."""
 
 import pytest
 from fastapi import APIRouter

@@ -19,7 +19,7 @@ from rackloom.carve.api.auth import Role
 
 EXAMPLES = 4
 STREAM = "stream-event"
-"""It has no end; test_event_stream.py reads it."""
+"""It has no end, so test_event_stream.py reads it."""
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -187,7 +187,7 @@ def test_an_organisation_has_so_many_and_no_more(api: Any) -> None:
 
 
 class Replica:
-    """A directory over shared records, with clocks of its own, that counts what it reads."""
+    """A directory over shared records, with separate clocks, that counts its reads."""
 
     def __init__(self, store: Store) -> None:
         self.now, self.monotonic = 1_000_000.0, 0.0

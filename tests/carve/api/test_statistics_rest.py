@@ -1,4 +1,4 @@
-"""Statistics agree with the lists that the same caller reads, whatever the site looks like."""
+"""In any state of the site, statistics agree with the lists that the same caller reads."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Who may come in: each way in which a token can be wrong, and what it is told."""
+"""Authentication: each way in which a token can be wrong, and the refusal that it gets."""
 
 import base64
 import itertools
@@ -253,7 +253,7 @@ FORGED = {
 
 
 def with_header(api: Any, **header: Any) -> str:
-    """A token whose header was changed after it was signed."""
+    """A token with a header that was changed after it was signed."""
     _, claims, signature = api.token().split(".")
     header_fields = {"alg": "EdDSA", "typ": "JWT", "kid": api.issuer._key_id, **header}
     encoded = base64.urlsafe_b64encode(json.dumps(header_fields).encode()).rstrip(b"=").decode()

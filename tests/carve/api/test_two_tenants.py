@@ -1,6 +1,6 @@
 """A tenant with 32 writers does not keep another waiting: whole service on disk, HTTP on a socket.
 
-Milliseconds depend on what else the machine does. So this counts how many requests of the busy tenant are
+Milliseconds depend on the load of the machine. So this counts how many requests of the busy tenant are
 answered while one of the quiet tenant is under way: without turns, as many as it has writers.
 """
 
@@ -121,6 +121,6 @@ def test_places_suffice_where_the_rate_is_no_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_turns_it_waits_behind_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the others guard against: the measure does show it."""
+    """The measure does show the problem that the other tests guard against."""
     monkeypatch.setattr(Store, "on_behalf_of", lambda store, _org: store)
     assert statistics.median(_overtaken(tmp_path, None)) >= WRITERS / 4

@@ -13,7 +13,7 @@ WHY = ["gpu-1 not listed by the switch controller"] * 2
 
 @pytest.fixture
 def domain(api: Any) -> str:
-    """The first domain, whose controller does not list one GPU of slots 0 and 1."""
+    """The first domain. Its controller doesn't list one GPU of slots 0 and 1."""
     first = str(min(api.site.partitions))
     api.site.observe_all()
     api.site.unlisted = {api.site.guid(first, slot, 1) for slot in (0, 1)}

@@ -1,4 +1,4 @@
-"""What every endpoint shares: error bodies, paging, ids, times, and how many queries a listing costs."""
+"""Common parts of every endpoint: error bodies, paging, ids, times, and how many queries a listing costs."""
 
 import json
 from typing import Any
@@ -144,7 +144,7 @@ def test_a_listing_costs_the_same_number_of_queries_for_many_rows(api: Any, path
 
 
 def queries(api: Any, path: str) -> int:
-    """How many statements SQLite runs, whoever hands them to its driver."""
+    """The number of statements that SQLite runs, from any caller of its driver."""
     seen: list[str] = []
     driver = api.site.read(lambda conn: conn.connection.dbapi_connection)
     driver.set_trace_callback(seen.append)

@@ -1,4 +1,4 @@
-"""A simulated NMX-M on a real socket and a driver to it, whose time passes only while somebody sleeps."""
+"""A simulated NMX-M on a real socket and a driver to it. Time passes only during a sleep."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

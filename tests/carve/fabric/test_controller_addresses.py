@@ -1,4 +1,4 @@
-"""What a controller's address says: the protocol, and for an NMX-M perhaps the domain."""
+"""A controller's address names the protocol, and for an NMX-M perhaps the domain."""
 
 import pytest
 

@@ -403,7 +403,7 @@ def test_a_controller_that_is_away_is_unavailable_and_then_back(fabric: Simulate
 
 
 async def _observed(driver: NmxcDriver) -> Any:
-    """The first good observation; the channel needs a moment to try again."""
+    """The first good observation, because the channel needs a moment to try again."""
     while True:
         try:
             return await driver.observe()

@@ -15,7 +15,7 @@ DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Parti
 
 
 class Naps:
-    """A sleep that remembers what it was asked for and takes next to no time."""
+    """A sleep that records the requested times and takes next to no time."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
@@ -59,7 +59,7 @@ def test_heart_beats_wake_only_when_the_state_is_a_new_one(fabric: SimulatedFabr
             server.heart_beat()
             server.heart_beat()
             waiting = await quiet(wakes)
-            fabric.partitions.clear()  # more multicast groups are free, and no event says so
+            fabric.partitions.clear()  # more multicast groups are free, and no event reports it
             server.heart_beat()
             await waiting
             await wakes.aclose()

@@ -1,4 +1,4 @@
-"""TLS: the controller's certificate is checked, and the client shows its own where asked."""
+"""TLS: the controller's certificate is checked, and the client shows its own on request."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Changes through an NMX-M: confirmed, refused, unknown, or not asked for since another hand was at work."""
+"""Changes through an NMX-M: confirmed, refused, unknown, or withheld because another change was under way."""
 
 import asyncio
 
@@ -92,7 +92,7 @@ def test_an_operation_that_takes_too_long_is_cancelled_and_unknown(fabric: Simul
 
 
 def test_nothing_is_asked_for_while_a_change_is_under_way(fabric: SimulatedFabric) -> None:
-    """A PUT that is carried out late replaces all members: it would take out who joined meanwhile."""
+    """A PUT that is carried out late replaces all members: it would remove those added since."""
     a, b, c, *_ = sorted(fabric.gpus)
 
     async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
@@ -153,7 +153,7 @@ def test_a_partition_that_was_made_again_is_another(fabric: SimulatedFabric) -> 
         fabric.create("in between", (a,))
         fabric.delete(1)
         fabric.create("rl-a", (a,))
-        # Same number, name and members; NMX-M has given it another id.
+        # Same number, name and members, but NMX-M has given it another id.
         with pytest.raises(FabricRefused) as refusal:
             await driver.execute(DeletePartition(partition_id=1, name="rl-a"))
         assert refusal.value.code == "CHANGED"

@@ -150,7 +150,7 @@ def test_one_nmxm_may_have_several_domains(fabric: SimulatedFabric) -> None:
         await named.execute(DEFAULT)
         assert other.partitions == {}
         assert list(fabric.partitions) == [DEFAULT_PARTITION_ID]
-        # What is under way in one domain holds up no other.
+        # A change that is under way in one domain holds up no other.
         server.faults.next("POST partitions", NmxmFault(stalls=True))
         server.faults.next("DELETE operations", NmxmFault(status=409))
         with pytest.raises(FabricUnavailable):

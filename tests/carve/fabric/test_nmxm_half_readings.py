@@ -1,4 +1,4 @@
-"""What an NMX-M shows while it is away, lags behind or contradicts itself is no reading."""
+"""While an NMX-M is away, lags behind or contradicts itself, its answers are no reading."""
 
 import pytest
 from tests.carve.fabric.nmxm_rig import run

@@ -1,4 +1,4 @@
-"""TLS to an NMX-M: what is trusted, what is shown, and what is refused."""
+"""TLS to an NMX-M: trusted certificates, client certificates and refusals."""
 
 import asyncio
 import ssl

@@ -160,7 +160,7 @@ class Racks:
         )
 
     async def order(self, store: Store, count: int) -> None:
-        """Create instances whose GPUs shall join a partition, in the database only; no replica is woken."""
+        """Create instances with GPUs that shall join a partition, in the database only. Wakes no replica."""
         now = time.time()
         tenant = await store.read(entitlements.get_tenant, "demo")
         kind = await store.read(lambda conn: conn.execute(sa.select(schema.instance_type)).one())
@@ -202,7 +202,7 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
 
 @pytest.fixture
 def racks(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
-    """Opens a site of so many racks; leases are shorter than in production, so that a test need not wait."""
+    """Opens a site of this number of racks. Leases are shorter than in production, to save waiting."""
     monkeypatch.setattr(loop, "LEASE_SECONDS", 3.0)
     monkeypatch.setattr(loop, "RENEW_SECONDS", 0.5)
     monkeypatch.setattr(loop, "RENEW_SECONDS", 0.5)

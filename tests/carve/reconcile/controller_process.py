@@ -1,4 +1,4 @@
-"""`python -m tests.carve.reconcile.controller_process HOST`: a simulated controller in a process of its own.
+"""`python -m tests.carve.reconcile.controller_process HOST`: a simulated controller in a separate process.
 
 It prints its port, and serves the rack of `served_rack` until it is killed.
 """

@@ -205,7 +205,7 @@ def parts_of(message: Any, field: FieldDescriptor) -> list[Any]:
 
 
 class DamagedSwitch(SimController):
-    """A controller whose answers to reads are damaged."""
+    """A controller that gives damaged answers to reads."""
 
     def __init__(self, fabric: SimulatedFabric, damager: Damager) -> None:
         network = SimNetwork(random.Random(1))

@@ -43,7 +43,7 @@ class Tenant:
         headers = {"Authorization": f"Bearer {issuer.mint(org, [role], time.time(), 3600)}"}
         self.http = httpx2.AsyncClient(base_url=f"{base}/v2/org/{org}/nico/", headers=headers, timeout=60)
         self.events: list[tuple[float, dict[str, Any]]] = []
-        """What the event stream said, and when (seconds of `time.monotonic`)."""
+        """The events of the stream with their times (seconds of `time.monotonic`)."""
 
     async def get(self, path: str) -> Any:
         answer = await self.http.get(path)
@@ -56,7 +56,7 @@ class Tenant:
         return answer.json()
 
     async def instance(self) -> str:
-        """A new instance whose GPUs shall join a new logical partition."""
+        """A new instance with GPUs that shall join a new logical partition."""
         number = next(_numbers)
         place, kind = (await self.get("site"))[0]["id"], (await self.get("instance/type"))[0]["id"]
         partition = await self.new("nvlink-logical-partition", name=f"lp{number}", siteId=place)
@@ -67,19 +67,19 @@ class Tenant:
         return str(made["id"])
 
     async def status(self, instance: str) -> str:
-        """Its status; Unknown where the API says since when."""
+        """Its status, or Unknown if the API gives the time since when."""
         shown = await self.get(f"instance/{instance}")
         return "Unknown" if shown["unknownSince"] else str(shown["status"])
 
     async def until(self, instance: str, status: str, within: float = 60.0) -> float:
-        """Wait until the instance has `status`; returns the time of `time.monotonic`."""
+        """Wait until the instance has `status`. Returns the time of `time.monotonic`."""
         async with asyncio.timeout(within):
             while await self.status(instance) != status:
                 await asyncio.sleep(0.02)
         return time.monotonic()
 
     async def until_told(self, instance: str, status: str, within: float = 60.0) -> float:
-        """Wait for an event; returns when it came."""
+        """Wait for an event. Returns the time when it came."""
         async with asyncio.timeout(within):
             while True:
                 for at, event in self.events:
@@ -105,7 +105,7 @@ class Tenant:
 
 
 class ServedRack:
-    """A site of one rack; `tenant` opens clients."""
+    """A site of one rack. `tenant` opens clients."""
 
     def __init__(self, store: Store, reconciler: Reconciler, base: str, issuer: LocalIssuer) -> None:
         self.store = store
@@ -120,7 +120,7 @@ class ServedRack:
 
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[Tenant]:
-        """REST of whoever operates the site."""
+        """REST of the site's operator."""
         operator = Tenant(self._base, DEMO_ORG, self._issuer, Role.PROVIDER_ADMIN)
         async with operator.http:
             yield operator
@@ -130,7 +130,7 @@ class ServedRack:
 async def served_rack(
     url: str, home: Path, *, interval: float = NEVER, **driver: Any
 ) -> AsyncIterator[ServedRack]:
-    """Serve the site of the rack whose controller is at `url`."""
+    """Serve the site of the rack that has its controller at `url`."""
     store, issuer = Store.open(home), LocalIssuer(home)
     domain = SITE.domains[0].uuid
     await store.run(

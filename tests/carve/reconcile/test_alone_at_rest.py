@@ -1,4 +1,4 @@
-"""A process whose records no other can reach has nobody to tell that it lives."""
+"""A process needs no sign of life if no other process can reach its records."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Two controllers of one domain on real sockets: what one of them says alone moves nothing."""
+"""Two controllers of one domain on real sockets: a claim of only one of them changes nothing."""
 
 import asyncio
 import itertools
@@ -58,7 +58,7 @@ def new_id() -> str:
 
 
 def with_a_tray_less(fabric: SimulatedFabric) -> SimulatedFabric:
-    """Another fabric that says it is the same domain."""
+    """Another fabric that claims to be the same domain."""
     gpus = [gpu for gpu in fabric.gpus.values() if gpu.host_id > 1]
     return SimulatedFabric(fabric.domain, gpus, fabric.limits)
 
@@ -209,7 +209,7 @@ def test_a_change_that_only_one_was_told_of_is_looked_at_through_both(eventually
                 fabric, before = first.fabric, time.time()
                 await eventually(lambda: both_were_read_after(site.store, 0.0))
                 fabric.remove_gpus([gpu.guid for gpu in fabric.gpus.values() if gpu.host_id == 1])
-                # Nobody told the second one's client, and no timer runs.
+                # The second one's client got no notice, and no timer runs.
                 await eventually(lambda: both_were_read_after(site.store, before))
 
                 async def agreed() -> bool:
@@ -229,14 +229,14 @@ class OfStandby(NmxcDriver):
 
 
 class Silent(NmxcDriver):
-    """Of a controller that nobody reaches."""
+    """Driver to an unreachable controller."""
 
     async def observe(self) -> DomainObservation:
         raise FabricUnavailable("Hello: UNAVAILABLE: no route")
 
 
 class SilentOnceChanged(NmxcDriver):
-    """Answers until it was asked for something."""
+    """Answers until it gets its first change."""
 
     has_changed = False
 
@@ -303,7 +303,7 @@ def test_what_became_of_a_plan_is_told_also_where_nobody_can_look_again() -> Non
                 outcomes = await reconciler.apply(plan)
                 assert [outcome.state for outcome in outcomes] == ["done"] * len(plan.operations) != []
                 rows = await site.store.read(lambda conn: conn.execute(sa.select(schema.observation)).all())
-                # Through which it was done nobody knows the domain now; the other one was not asked twice.
+                # The controller that did it no longer answers, and the other one got no second request.
                 assert sorted(row.unknown_reason or "" for row in rows) == [
                     "",
                     "Hello: UNAVAILABLE: no route",
@@ -377,7 +377,7 @@ def test_a_plan_stops_between_two_operations_when_the_other_contradicts(
             await driver.close()
             rows = await site.store.read(lambda conn: conn.execute(sa.select(schema.operation)).all())
             assert (Lied.asked, [row.state for row in rows]) == (3, ["done"] * 3)
-            # The fabric has what was asked for so far, and not half of anything.
+            # The fabric has every change requested so far, each complete.
             assert len(site.servers[0].fabric.partitions) == 2
 
     asyncio.run(main())

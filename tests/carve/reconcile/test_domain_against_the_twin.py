@@ -105,7 +105,7 @@ class Plane:
 
 @asynccontextmanager
 async def plane():
-    """A site of one rack whose switch controller listens; its reconciler is not running yet."""
+    """A site of one rack with a listening switch controller. Its reconciler doesn't run yet."""
     names = SeededNames("test")
     site = build_site(PROFILE, 1, names)
     (fabric,) = fabrics_of(site, "test")

@@ -1,4 +1,4 @@
-"""Work under a lease, in virtual time: when it is cancelled, and what is left scheduled."""
+"""Work under a lease, in virtual time: when it is cancelled, and which timers remain."""
 
 import asyncio
 import math

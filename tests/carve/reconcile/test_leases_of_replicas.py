@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 async def check_nothing_was_done_twice(site, store):
-    """In the fabric, in what was sent to it, and in the records."""
+    """In the fabric, in the calls to it, and in the records."""
     made = Counter(site.made)
     assert set(made.values()) == {1}, made
     asked = Counter((url, repr(operation)) for _, url, operation in site.asked)
@@ -58,7 +58,7 @@ def test_a_killed_replica_is_replaced_and_nothing_is_done_twice(racks, eventuall
             heir = await site.replica("heir")
             await eventually(lambda: heir.domains() and victim.domains())
             mine = next(server for server in site.servers if server.fabric.domain in victim.domains())
-            # It dies while the controller is at work on what it asked for.
+            # It dies while the controller carries out its request.
             mine.faults.next("CreatePartition", NmxcFault(delay=0.3))
             await site.order(heir.store, 36)
             await eventually(lambda: any(replica == "victim" for replica, _, _ in site.asked))

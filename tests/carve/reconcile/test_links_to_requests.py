@@ -41,7 +41,7 @@ class _Noted(Traces):
 
 
 class _Work:
-    """Passes with given ends; `during` is called in each."""
+    """Passes with given ends. Each calls `during`."""
 
     def __init__(self, *ends: bool) -> None:
         self.endpoint = SimpleNamespace(id="e")

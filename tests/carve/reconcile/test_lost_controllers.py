@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 LOST_SECONDS = 2.0
 """From the loss of a subscription to Unknown."""
 INTERVAL = 6.0
-"""Of the site's passes, from which the rate of heart beats follows; a longer one takes longer to test."""
+"""Between the site's passes. The rate of heart beats follows from it. A longer one takes longer to test."""
 
 
 async def seconds_to_unknown(tenant: Tenant, instance: str, began: float) -> tuple[float, float]:
@@ -59,7 +59,7 @@ def play(
 
 @contextmanager
 def controller(*prefix: str, host: str = "127.0.0.1") -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """A controller's process and its URL; `prefix` is a command that runs another."""
+    """A controller's process and its URL. `prefix` is a command that runs another."""
     command = [*prefix, sys.executable, "-m", "tests.carve.reconcile.controller_process", host]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
@@ -165,7 +165,7 @@ def test_a_controller_whose_packets_vanish_is_unknown_within_an_interval(tmp_pat
         url, _ = stack.enter_context(controller("ip", "netns", "exec", name, host="10.255.7.9"))
 
         async def cut() -> None:
-            # What the controller sends is dropped in silence: no FIN, no RST, no acknowledgement.
+            # The controller's packets are silently dropped: no FIN, no RST, no acknowledgement.
             ip("-n", name, "route", "add", "blackhole", "10.255.7.1/32")
 
         read, heard = play(url, tmp_path, cut, driver.heart_beat_rate(INTERVAL))

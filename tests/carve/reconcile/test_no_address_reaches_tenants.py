@@ -1,7 +1,7 @@
-"""Whatever a controller, its connection or the database says: no tenant reads an address or an errno.
+"""No tenant reads an address or an errno from a controller, its connection or the database.
 
-Each case plants a text in what the site hears, over real gRPC, and reads every GET route of the served
-OpenAPI document as the tenant whom it concerns, what its event stream said, and refusals of requests.
+Each case plants a text in the site's input, over real gRPC. As the tenant that it concerns, it then reads
+every GET route of the served OpenAPI document, the event stream, and refusals of requests.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ STATUSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCo
 
 
 class Case:
-    """A site with one tenant, whose first instance is Ready."""
+    """A site with one tenant. The tenant's first instance is Ready."""
 
     def __init__(self, switch: NmxcServer, site: ServedRack, tenant: Tenant, instance: str) -> None:
         self.switch, self.site, self.tenant, self.instance = switch, site, tenant, instance
@@ -57,7 +57,7 @@ class Case:
                 await asyncio.sleep(0.05)
 
     async def until_asked(self, rpc: str) -> None:
-        """Wait until the next call of `rpc` has been answered, and what follows from it is recorded."""
+        """Wait until the next call of `rpc` has been answered, and its effects are recorded."""
         before, reads = self.switch.faults.calls[rpc], self.switch.faults.calls["GetPartitionInfoList"]
         async with asyncio.timeout(60):
             while self.switch.faults.calls[rpc] == before:
@@ -78,7 +78,7 @@ class Case:
 
 
 async def everything_readable(tenant: Tenant, instance: str) -> dict[str, str]:
-    """The text of every GET route of the served OpenAPI document, whatever its status."""
+    """The text of every GET route of the served OpenAPI document, with any status."""
     shown = await tenant.get(f"instance/{instance}")
     ids = {
         "siteId": shown["siteId"],

@@ -1,4 +1,4 @@
-"""What a controller leaves open about one tenant's GPUs makes no other tenant's instance unknown."""
+"""Doubt about one tenant's GPUs makes no other tenant's instance unknown."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A reading that is in doubt is repeated, and the one that says most is kept."""
+"""A reading that is in doubt is repeated, and the most complete one is kept."""
 
 from collections.abc import Iterator
 from typing import Any

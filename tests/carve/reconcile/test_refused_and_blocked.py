@@ -1,4 +1,4 @@
-"""What a controller refuses for ever holds up what needs it, and nothing else; what is blocked is told."""
+"""A permanent refusal holds up only the changes that need it, and these are reported as blocked."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -140,7 +140,7 @@ class Switch:
         self.refuses = ""
         self.asked: list[PartitionOperation] = []
         self.after: Callable[[], Awaitable[None]] | None = None
-        """What else happens while it carries something out."""
+        """Another action that happens while it carries out an operation."""
         self.woken: list[frozenset[str]] = []
         """For which domains the others were woken."""
 

@@ -1,4 +1,4 @@
-"""Places: how many, who comes first, and what a slow one does to the others."""
+"""Places: their number, their order, and the effect of a slow one on the others."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""One process: endpoints of one domain take turns, and nothing is asked for after the lease ran out."""
+"""One process: endpoints of one domain take turns, and no change is requested after the lease ran out."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ def new_id():
 
 
 async def seeded(stack, controllers=1):
-    """A store and so many controllers of one and the same rack, each with an endpoint of its own."""
+    """A store and a number of controllers of the same rack, each with a separate endpoint."""
     site = build_site(PROFILE, 1, SeededNames("test"))
     (fabric,) = fabrics_of(site, "test")
     servers = [await stack.enter_async_context(NmxcServer(fabric)) for _ in range(controllers)]
@@ -85,7 +85,7 @@ def test_two_endpoints_of_one_domain_never_act_at_the_same_time(monkeypatch):
             with suppress(asyncio.CancelledError):
                 await running
             assert servers[0].fabric.partitions == {}
-            # Both looked before either acted; the second one looked again and found it done.
+            # Both looked before either acted. The second one looked again and found it done.
             assert [row.state for row in await operations(store)] == ["done"]
             assert Watched.most == 1
 

@@ -30,7 +30,7 @@ class Counting(ReconcileMetrics):
 
 
 def play(tmp_path: Path, scenario: Scenario) -> list[Any]:
-    """Run `scenario` on a site whose one instance is Ready. Returns the log."""
+    """Run `scenario` on a site with one instance, which is Ready. Returns the log."""
 
     async def opened() -> None:
         site = Site("nmx-m", tmp_path)

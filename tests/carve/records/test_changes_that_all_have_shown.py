@@ -1,4 +1,4 @@
-"""What was changed in a domain counts once all its controllers have shown it: one may no longer lead."""
+"""A change in a domain counts once all its controllers have shown it: one may no longer lead."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def removed(pair: Any) -> Any:
 
 def test_a_machine_is_not_given_back_by_the_word_of_one(removed: Any) -> None:
     assert removed.status() == "Terminating"
-    # The other one still has the GPU in the partition: who leads cannot be told.
+    # The other one still has the GPU in the partition: the leader is unknown.
     assert removed.record(removed.first, removed.seen()) is not None
     assert removed.status() == "Terminating"
 
@@ -94,7 +94,7 @@ def test_a_machine_is_not_given_back_while_one_shows_its_gpu_in_a_partition(join
     joining.demo.release(joining.made)
     assert joining.record(joining.second, joining.seen()) is None
     joining.carry_out()
-    # What the second one showed is later than the release, and older than the join.
+    # The second one's reading is later than the release, and older than the join.
     assert joining.record(joining.first, joining.seen()) is None
     assert joining.demo.status(joining.made) == "Terminating"
 

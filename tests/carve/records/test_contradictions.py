@@ -1,4 +1,4 @@
-"""What differs between two readings, in words, and what does not count as a difference."""
+"""The differences between two readings, in words, and those that don't count."""
 
 import msgspec
 import pytest

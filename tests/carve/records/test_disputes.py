@@ -48,7 +48,7 @@ def test_it_is_unknown_since_it_began_and_not_since_it_was_last_heard(pair: Any)
     for endpoint in (pair.first, pair.second, pair.first):
         seen = pair.seen() if endpoint == pair.first else pair.without_partitions()
         assert pair.record(endpoint, seen) == first
-    # Nothing is said twice.
+    # No event is repeated.
     assert pair.site.read(journal.newest_event_number, pair.site.tenant.id) == newest
 
 

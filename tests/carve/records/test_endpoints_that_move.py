@@ -1,4 +1,4 @@
-"""Switch controllers that get another address, or whose chassis another controller takes over."""
+"""Switch controllers that get another address, or lose their chassis to another controller."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_an_endpoint_without_a_chassis_is_not_spoken_to_any_more(
     register(small_site, "http://else", other)
     register(small_site, "http://else", other, serial)
     assert small_site.endpoint[mine] not in {found.id for found in known(small_site).values()}
-    # What the old one saw counts no longer, and the new one has not answered.
+    # The old one's readings no longer count, and the new one has not answered.
     assert demo.status(instance_id) == "Unknown"
     again = known(small_site)["http://else"].id
     seen = small_site.observation(mine, at=small_site.tick())
@@ -123,7 +123,7 @@ RENAMED = "00000000-0000-4000-8000-00000000beef"
 
 
 def answers_as(site: Any, domain: str, other: str, *, without: frozenset[int] = frozenset()) -> None:
-    """The controller of `domain` is read, and names itself `other`; GPUs `without` are away."""
+    """The controller of `domain` is read, and names itself `other`. GPUs `without` are away."""
     site.tick()
     seen = site.observation(domain)
     gpus = tuple(gpu for gpu in seen.gpus if gpu.guid not in without)
@@ -133,7 +133,7 @@ def answers_as(site: Any, domain: str, other: str, *, without: frozenset[int] = 
 
 @pytest.fixture
 def joined(small_site: Any, demo: Any, domain: str) -> Any:
-    """An instance whose first GPU is in its partition, and the domain that it is in."""
+    """An instance with its first GPU in its partition, and its domain."""
     instance_id = demo.instance([(demo.partition(), 0)])
     small_site.converge()
     assert demo.status(instance_id) == "Ready"

@@ -1,4 +1,4 @@
-"""Which trays are foreign: what valid readings show, and what operators decide."""
+"""Foreign trays: by valid readings, and by decisions of operators."""
 
 from typing import Any
 
@@ -103,7 +103,7 @@ def test_a_reading_that_contradicts_itself_adds_trays_and_removes_none(small_sit
 
 
 def test_one_valid_reading_of_several_is_enough(small_site: Any) -> None:
-    """The newest contradicts itself, and lists no partition; that of another controller does."""
+    """The newest contradicts itself, and lists no partition. Another controller's reading does."""
     first = next(iter(small_site.partitions))
     small_site.partitions[first] = {"theirs": frozenset({gpu(small_site, 1, 0)})}
     older = small_site.observation(first, at=small_site.tick())

@@ -1,4 +1,4 @@
-"""What listing the free machines of a large site costs each request."""
+"""The cost per request of listing the free machines of a large site."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A member of a partition that has no NVLink shares no memory, so nothing says that it does."""
+"""A partition member without NVLink shares no memory, so no answer may report that it does."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def falls(site: Any, demo: Any, instance: str, health: GpuHealth, device: int = 
 
 @pytest.fixture
 def joined(small_site: Any, demo: Any) -> str:
-    """An instance whose first GPU is in its partition."""
+    """An instance with its first GPU in its partition."""
     instance_id: str = demo.instance([(demo.partition(), 0)])
     small_site.converge()
     assert demo.status(instance_id) == "Ready"

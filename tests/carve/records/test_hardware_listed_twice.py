@@ -120,7 +120,7 @@ def test_one_whose_uuid_changes_is_in_no_dispute_with_what_it_was(pair: Any) -> 
     assert pair.record(pair.first, pair.seen(domain=OTHER)) is None
     assert pair.site.read(conflicts.conflicts_by_domain) == {}
     assert (pair.home(), pair.status()) == (OTHER, "Ready")
-    # Nobody was told that it was unknown in between.
+    # No event reported it as unknown in between.
     assert pair.site.read(journal.newest_event_number, pair.site.tenant.id) == newest
 
 

@@ -1,4 +1,4 @@
-"""What the reconciler is told to want, and what observations teach about machines."""
+"""The intent for the reconciler, and the facts that observations teach about machines."""
 
 from typing import Any
 
@@ -182,7 +182,7 @@ def test_health_is_learnt_without_counting_as_a_change_of_intent(small_site: Any
 
 
 def test_a_failure_that_is_older_than_the_reading_makes_nothing_unknown(small_site: Any) -> None:
-    """A replica that was stopped records late what it met before another one read the controller."""
+    """A stopped replica records a failure late, after another one has read the controller."""
     domain = next(iter(small_site.partitions))
     began = small_site.tick()
     small_site.observe(domain)

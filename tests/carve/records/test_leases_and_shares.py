@@ -1,4 +1,4 @@
-"""Who reconciles what: leases, what a lost one forbids, and how replicas share the domains."""
+"""Which replica reconciles a domain: leases, the limits after a lost one, and shares of the domains."""
 
 from typing import Any
 
@@ -136,7 +136,7 @@ def test_of_two_leases_in_one_domain_that_of_the_smaller_endpoint_counts(small_s
     first, other = sorted(small_site.endpoint.values())
     small, large = acquire(small_site, first, "a"), acquire(small_site, other, "b")
     for lease in (small, large):
-        begin(small_site, lease)  # in domains of their own both count
+        begin(small_site, lease)  # in separate domains both count
     together = sa.update(schema.endpoint).values(domain=next(iter(small_site.endpoint)))
     small_site.run(lambda conn: conn.execute(together))
     begin(small_site, small)

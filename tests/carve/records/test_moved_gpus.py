@@ -1,4 +1,4 @@
-"""What an instance loses when its tray is put elsewhere is kept until it is back, or the instance is gone."""
+"""The loss of a moved tray's GPUs stays recorded until the tray is back, or the instance is gone."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from rackloom.core.partitions.domain import GpuHealth
 
 @pytest.fixture
 def held(small_site: Any, demo: Any) -> Any:
-    """An instance, its domain, its slot, and a slot where nobody is."""
+    """An instance, its domain, its slot, and an empty slot."""
     instance_id = demo.instance([(demo.partition(), 0)])
     small_site.converge()
     domain, slot = demo.where(instance_id)
@@ -95,7 +95,7 @@ def neighbours(small_site: Any, demo: Any) -> Any:
 
 
 def put(site: Any, domain: str, slots: dict[int, int | None]) -> None:
-    """The controller lists the tray of each of `slots` where it was put; of None nothing, as it is out."""
+    """The controller lists the tray of each of `slots` at its new slot, or not at all if None: it is out."""
     seen = site.observation(domain, at=site.tick())
     to = {gpu.slot: slots.get(gpu.slot, gpu.slot) for gpu in seen.gpus}
     gpus = tuple(

@@ -1,4 +1,4 @@
-"""When the name of a partition is kept, dropped, copied or given up: what counts, and what does not."""
+"""When the name of a partition is kept, dropped, copied or given up."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from rackloom.core.partitions.domain import CreatePartition, DeletePartition, Pa
 
 
 class Named:
-    """A partition "ours" of a tenant in one domain, created at `born` and answered; nothing lists it yet."""
+    """A partition "ours" of a tenant in one domain, created at `born` and answered, but not yet listed."""
 
     def __init__(self, site: Any, demo: Any) -> None:
         self.site = site
@@ -32,7 +32,7 @@ class Named:
         return CreatePartition(name=name, logical_partition=self.partition, guids=self.guids)
 
     def begin(self, wanted: PartitionOperation, domain: str | None = None, at: float | None = None) -> int:
-        """Record that an operation is about to be asked for, without what the reconciler checks before."""
+        """Record that an operation is about to be requested, without the reconciler's checks."""
         begun = self.site.tick() if at is None else at
         here = self.domain if domain is None else domain
 
@@ -52,7 +52,7 @@ class Named:
         return now
 
     def delete(self, name: str = "ours", domain: str | None = None, **at: float) -> float:
-        """A deletion that the controller says it carried out; returns when."""
+        """A deletion that the controller reports as done. Returns its time."""
         deletion = DeletePartition(partition_id=1, name=name)
         return self.finish(self.begin(deletion, domain, **at), **at)
 
@@ -203,7 +203,7 @@ def test_the_removal_of_what_was_released_is_the_order_of_the_operator(named: Na
 
 
 def test_what_belongs_to_a_tenant_now_is_removed_for_the_tenant(named: Named) -> None:
-    """Whoever took the partition over: only one that was released is removed for an operator."""
+    """Even if an operator took the partition over, only a released one is removed for an operator."""
     named.finish(named.created)
     asked = sa.update(schema.operation).values(asked_by="ops", reason="because")
     named.site.run(lambda conn: conn.execute(asked))

@@ -1,4 +1,4 @@
-"""Ownership by recorded name: crashes, refusals, late arrivals, and partitions that are nobody's."""
+"""Ownership by recorded name: crashes, refusals, late arrivals, and partitions without an owner."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def operations(site: Any) -> list[Any]:
 
 @pytest.fixture
 def begun(small_site: Any, demo: Any) -> Any:
-    """A partition whose create was recorded, and the process died before any answer was."""
+    """A partition with a recorded create. The process died before it recorded an answer."""
     small_site.observe_all()
     partition = demo.partition()
     instance_id = demo.instance([(partition, 0)])

@@ -1,4 +1,4 @@
-"""What the records allow and say where free GPUs have a place: the kept default partition, or their tray."""
+"""What the records allow and report if free GPUs have a place: the kept default partition, or their tray."""
 
 from typing import Any
 

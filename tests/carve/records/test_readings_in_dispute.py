@@ -19,11 +19,11 @@ def test_one_that_is_lost_after_it_contradicted_leaves_the_other_in_doubt_for_a_
     pair.lose(pair.second)
     assert pair.record(pair.first, pair.seen()) == began
     assert pair.status() == "Unknown"
-    # Nobody can read it: what it said is too old to stand against the other.
+    # It can't be read: its last reading is too old to stand against the other.
     pair.site.tick(READING_VALID_SECONDS)
     assert pair.record(pair.first, pair.seen()) is None
     assert pair.status() == "Ready"
-    # It comes back, and says the same as before.
+    # It comes back with the same reading as before.
     assert pair.record(pair.second, pair.without_partitions()) is not None
     assert pair.status() == "Unknown"
 
@@ -153,7 +153,7 @@ def test_a_standby_that_shows_nothing_takes_nothing(pair: Any) -> None:
         assert pair.status() == "Ready"
         assert pair.record(pair.first, pair.seen()) is None
         assert pair.status() == "Ready"
-    # Where nobody lists a GPU of those that are recorded, nobody knows.
+    # If no controller lists a recorded GPU, its state is unknown.
     assert pair.record(pair.first, pair.seen(gpus=(), partitions=())) is None
     assert pair.status() == "Unknown"
 

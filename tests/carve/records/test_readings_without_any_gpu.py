@@ -16,7 +16,7 @@ NEW = "00000000-0000-4000-8000-0000000000ee"
 
 
 def tell_nothing(site: Any, speaks_for: str, **changed: Any) -> float:
-    """The domain's only controller lists neither GPUs nor partitions; returns when it was recorded."""
+    """The domain's only controller lists neither GPUs nor partitions. Returns the time of the record."""
     seen = msgspec.structs.replace(
         site.observation(speaks_for, at=site.tick()), gpus=(), partitions=(), **changed
     )
@@ -27,7 +27,7 @@ def tell_nothing(site: Any, speaks_for: str, **changed: Any) -> float:
 
 @pytest.fixture
 def held(small_site: Any, demo: Any) -> Any:
-    """An instance whose GPU is in its partition, and its domain."""
+    """An instance with its GPU in its partition, and its domain."""
     instance_id = demo.instance([(demo.partition(), 0)])
     small_site.converge()
     assert demo.status(instance_id) == "Ready"

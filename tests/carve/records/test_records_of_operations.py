@@ -1,4 +1,4 @@
-"""Records of operations: which are closed, confirmed or open, and in whose domain. Times are exact."""
+"""Records of operations: which are closed, confirmed or open, and in which domain. Times are exact."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ DELETE = DeletePartition(partition_id=1, name="ours")
 
 
 class Records:
-    """Operations in two domains, each with a controller of its own."""
+    """Operations in two domains, each with a separate controller."""
 
     def __init__(self, site: Any) -> None:
         site.observe_all()
@@ -111,7 +111,7 @@ def test_a_name_belongs_to_its_domain(records: Records) -> None:
         records.claim(name, domain)
     here = records.site.read(ownership.owned_partitions, records.here)
     assert [owned.name for owned in here] == ["a", "b"]
-    # Who asks is found by name and domain: there is no other "a", and another "b".
+    # The requester is found by name and domain: there is no other "a", and another "b".
     for domain in (records.here, records.there):
         assert records.read(
             records.begin(READ_AT, DeletePartition(partition_id=1, name="b"), domain)

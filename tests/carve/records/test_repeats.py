@@ -1,4 +1,4 @@
-"""A reading that only repeats the last one costs a question and a time; every doubt costs the whole work."""
+"""A reading that only repeats the last one costs a query and a written time. Any doubt costs full work."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reserved trays on both databases: one organisation for a tray, and an end that nobody writes."""
+"""Reserved trays on both databases: one organisation for a tray, and an end without a write."""
 
 import asyncio
 from typing import Any

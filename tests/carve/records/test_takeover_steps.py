@@ -150,14 +150,14 @@ class Operator:
         return StepOrder(OperatorOrder("operator", "takeover", self.site.tick(0.01)), self.site.ids)
 
     def rows(self):
-        """All records of tenants, without times and without what observations write."""
+        """All records of tenants, without times and without the values that observations write."""
         return self.site.read(lambda conn: {name: _rows(conn, name) for name in RECORDS})
 
     def types_of_machines(self):
         return self.site.read(lambda conn: conn.execute(sa.select(schema.machine.c.instance_type_id)).all())
 
     def requested(self):
-        """What was asked of the fabric."""
+        """The changes requested of the fabric."""
         kinds = self.site.read(lambda conn: conn.execute(sa.select(schema.operation.c.kind)).scalars().all())
         return [kind for kind in kinds if kind != "adopt-partition"]
 
@@ -286,7 +286,7 @@ def test_a_rollback_of_any_part_interrupted_after_any_transaction_is_repeated_to
     assert operator.requested() == []
 
 
-# What is refused, and what stays paused.
+# Refusals, and changes that stay paused.
 
 
 def test_an_adoption_is_proved_again_when_it_is_done(operator):

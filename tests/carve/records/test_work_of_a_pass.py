@@ -1,4 +1,4 @@
-"""What a reading costs, in statements: a site has many domains, and each is read every minute."""
+"""The cost of a reading in statements: a site has many domains, and each is read every minute."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +62,7 @@ def test_one_controller_is_compared_with_nobody(small_site: Any, domain: str) ->
     with counted() as statements:
         small_site.observe(domain)
     others = [statement for statement in statements if "domain_dispute" in statement]
-    # It rides on the question how the endpoint stands; nothing in the domain is held, so nothing else asks.
+    # It is part of the endpoint's query. Nothing in the domain is held, so no other query follows.
     assert len(others) == 1, others
 
 

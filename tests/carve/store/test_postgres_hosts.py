@@ -57,7 +57,7 @@ def test_the_first_server_that_takes_writes_is_used_and_tried_first_from_then_on
 
 def test_a_silent_server_does_not_use_up_the_time_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_hosts, "CONNECT_SECONDS", 0.05)
-    # It accepts the connection and never says a word, as a host that hangs does.
+    # It accepts the connection and never answers, as a host that hangs does.
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [listener.getsockname()[1] for listener in (silent, other)]
         other.close()

@@ -1,4 +1,4 @@
-"""A prepared statement gives what SQLAlchemy gives, with values of every kind, on both databases."""
+"""A prepared statement gives the same result as SQLAlchemy, with values of every kind, on both databases."""
 
 import asyncio
 import sqlite3

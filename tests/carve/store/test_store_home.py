@@ -1,4 +1,4 @@
-"""What only a store in a home directory promises: one process, one thread, and a durable file."""
+"""Promises of a store in a home directory alone: one process, one thread, and a durable file."""
 
 import asyncio
 import os

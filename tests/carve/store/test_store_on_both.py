@@ -1,4 +1,4 @@
-"""What every store promises, on SQLite and on PostgreSQL alike."""
+"""The promises of every store, on SQLite and on PostgreSQL alike."""
 
 import asyncio
 import sqlite3

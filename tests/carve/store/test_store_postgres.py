@@ -1,4 +1,4 @@
-"""What only PostgreSQL can do to a store: other replicas, lost connections, notifications."""
+"""Effects of PostgreSQL alone on a store: other replicas, lost connections, notifications."""
 
 import asyncio
 import functools
@@ -26,7 +26,7 @@ POOL = 15
 
 def end_connections(server: Any, url: str) -> None:
     name = sa.make_url(url).database
-    # `execute` has a loop of its own, which a running one does not allow in its thread.
+    # `execute` runs its own loop, which a running one does not allow in its thread.
     worker = threading.Thread(target=server.execute, args=(END_OTHERS.format(name),))
     worker.start()
     worker.join()
@@ -50,7 +50,7 @@ def test_replicas_that_start_together_migrate_once(postgres_server: Any) -> None
 def test_a_migration_may_take_longer_than_any_other_statement(
     postgres_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large table is rewritten; the replica that waits for it waits as long."""
+    """While a large table is rewritten, a replica that needs it waits as long."""
     monkeypatch.setattr(postgres, "COMMAND_SECONDS", 0.2)
     for session in (postgres._SESSION, postgres._SURVEY_SESSION):
         monkeypatch.setitem(session, "lock_timeout", "100")
@@ -243,7 +243,7 @@ def test_ids_go_on_after_what_32_bits_can_number(postgres_url: str) -> None:
         return int(conn.execute(made.returning(operator_step.c.id)).scalar_one())
 
     def narrow(conn: sa.Connection) -> list[str]:
-        """The sequences of columns that number their rows by themselves, and end before 64 bits do."""
+        """The sequences of columns that number their rows, and end before 64 bits do."""
         sequences = "SELECT sequencename, data_type::text FROM pg_sequences WHERE schemaname = 'public'"
         numbering = {
             f"{table.name}_{column.name}_seq"

@@ -1,4 +1,4 @@
-"""What waits together shares a commit, and nothing else."""
+"""Writes that wait together share a commit, and nothing else."""
 
 import asyncio
 import signal
@@ -102,7 +102,7 @@ def test_a_change_that_hides_such_an_end_fails_the_others_too(tmp_path: Path) ->
         return "all is well"
 
     async def work(store: Store) -> Any:
-        # The first is done alone, and those that come meanwhile are done together.
+        # The first is done alone, and those that arrive during it are done together.
         asked = [store.run(_put, name) for name in ("first", "before")] + [store.run(ruin)]
         outcomes = await asyncio.gather(*asked, store.run(_put, "after"), return_exceptions=True)
         return outcomes, await store.read(_names)
@@ -204,7 +204,7 @@ def test_who_is_cancelled_in_the_middle_takes_nobody_along(tmp_path: Path) -> No
 
 
 class _Groups:
-    """Runs groups on a connection that is never written to; remembers whose members each had."""
+    """Runs groups on a connection that is never written to. Records each member's organisation."""
 
     def __init__(self) -> None:
         self.waiting = TransactionQueue()

@@ -128,7 +128,7 @@ def read_only(server: Any, url: str) -> None:
         server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         server.execute(END_OTHERS.format(name))
 
-    # `execute` has a loop of its own, which a running one does not allow in its thread.
+    # `execute` runs its own loop, which a running one does not allow in its thread.
     worker = threading.Thread(target=work)
     worker.start()
     worker.join()

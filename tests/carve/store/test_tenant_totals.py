@@ -1,4 +1,4 @@
-"""The database counts what tenants have, whoever inserts or deletes it, on SQLite and on PostgreSQL alike."""
+"""The database counts the objects of tenants on every insert and delete, on SQLite and on PostgreSQL."""
 
 import asyncio
 import itertools

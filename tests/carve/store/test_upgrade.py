@@ -25,7 +25,7 @@ FACTS = json.dumps({"partitions": [{"id": 7, "name": "theirs", "guid_based": Tru
 
 
 def _as_of(conn: sa.Connection, revision: str) -> Rows:
-    """Make the tables of `revision` with a row in each; returns all rows. The database adds some itself."""
+    """Make the tables of `revision` with a row in each. Returns all rows. The database adds some itself."""
     config = Config()
     config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
     config.attributes["connection"] = conn
@@ -68,7 +68,7 @@ def _check(conn: sa.Connection, before: Rows) -> list[Any]:
         "sqlite": "SELECT stat FROM sqlite_stat1 WHERE idx = 'ix_vpc_tenant_id_created_id'",
         "postgresql": "SELECT reltuples FROM pg_class WHERE relname = 'vpc'",
     }
-    # What the tables and the new indexes hold was counted after the upgrade.
+    # The tables and the new indexes were counted after the upgrade.
     assert conn.exec_driver_sql(counted[conn.dialect.name]).scalar_one() in ("10000 1 1 1", 1.0)
     for table, rows in before.items():
         found = _all(conn, table)

@@ -1,4 +1,4 @@
-"""A loop in a thread of its own: what becomes of work that is under way, or comes, when it is closed."""
+"""A loop in a separate thread: the fate of work that is under way, or arrives, when it is closed."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Writes take turns by organisation, on either database; on PostgreSQL those that wait share a commit."""
+"""Writes take turns by organisation, on either database. On PostgreSQL those that wait share a commit."""
 
 import asyncio
 import math
@@ -257,7 +257,7 @@ def test_a_quota_holds_for_sixteen_writers_of_two_replicas(postgres_url: str) ->
 def test_a_lease_is_renewed_before_the_backlog_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the site's own work too: a replica whose renewal waits loses its domains."""
+    """The site's own work takes turns too: a replica loses its domains if its renewal waits."""
 
     def nobody(_: object) -> Any:
         raise AssertionError("no endpoint is registered")

@@ -16,7 +16,7 @@ PLACE = "/v2/org/acme/nico/"
 
 
 class Nico:
-    """A server that answers lists as NICo does; `answers` maps a path to a list, an object or an oddity."""
+    """A server that answers lists as NICo does. `answers` maps a path to a list, an object or an oddity."""
 
     def __init__(self):
         self.answers = {"site": [SITE], "tenant/current": {"id": "t1"}}

@@ -1,14 +1,14 @@
 """The clients of a random run: tenants and an operator that act over REST and record every answer.
 
 `RandomTenant` draws weighted actions: logical partitions, VPCs, instances, batches, interface changes,
-releases, reads, and an attempt to use another tenant's partition. Each answer goes into the ledger.
-When the connection is lost, the tenant audits: it lists everything and compares it with the ledger. An
-object in doubt may be in either state; anything else that differs breaks S7 or S10.
+releases, reads, and an attempt to use another tenant's partition. Each answer goes into the ledger. When the
+connection is lost, the tenant audits: it lists everything and compares it with the ledger. An object in doubt
+may be in either state. Any other difference breaks S7 or S10.
 
 With `patience`, a tenant waits that long after each request, and the request must then be served (L2).
 
 `RandomOperator` pauses a domain, cordons or drains a machine, and later takes it back. It repeats the
-request until it is acknowledged, and notes in the ledger what this allows the service to do (S5).
+request until it is acknowledged, and notes in the ledger which changes this allows (S5).
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class RandomTenant(RestClient):
             self.operations += 1
 
     async def must(self, method: str, path: str) -> Any:
-        """Repeat a request until it is answered; anything but success is a defect."""
+        """Repeat a request until it is answered. Anything but success is a defect."""
         while True:
             answer = await self.ask(method, path)
             if answer is not None:
@@ -119,7 +119,7 @@ class RandomTenant(RestClient):
                 return answer
 
     async def audit(self) -> None:
-        """List everything and compare it with the ledger: only what is in doubt may differ (S10)."""
+        """List everything and compare it with the ledger: only objects in doubt may differ (S10)."""
         listed = {kind: await self._all(path) for kind, path in _PATHS.items()}
         self._audit_partitions(listed["partitions"])
         self._audit_vpcs(listed["vpcs"])
@@ -222,7 +222,7 @@ class RandomTenant(RestClient):
             )
 
     async def delete_partition(self) -> None:
-        """Delete one, used or not; the service must refuse where it is used."""
+        """Delete one, used or not. The service must refuse if it is used."""
         if partition := self._choose("partitions"):
             path = f"nvlink-logical-partition/{partition.id}"
             if await self._change("DELETE", path, None, partition) is not None:

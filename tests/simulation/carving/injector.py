@@ -1,6 +1,6 @@
 """The injector of a random run: it strikes random racks with faults of the catalogue (`lab.faults`).
 
-Faults strike at exponentially distributed intervals; each ends by itself, and several may overlap.
+Faults strike at exponentially distributed intervals. Each ends after a time, and several may overlap.
 `FAULT_WEIGHTS` gives the relative frequency of each kind. Beside the catalogue there are the clock, the
 disk of the records, and the service itself: a process is killed, or stopped for longer than a lease, now
 or at one of its next crash points. `FaultInjector.heal` waits for the last one, repairs networks and GPU
@@ -49,7 +49,7 @@ LastingFault = AbstractAsyncContextManager[None]
 
 
 class FaultInjector:
-    """Strikes random racks of one run; all draws come from `rng`."""
+    """Strikes random racks of one run. All draws come from `rng`."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class FaultInjector:
         """Wait for the faults that last, and repair everything."""
         self.plane.disk.failing = 0
         for process in self.plane.living:
-            # What is armed and has not struck yet never does.
+            # Disarm faults that have not struck yet.
             process.stop_fuse, process.stops_after_record = None, False
         while self._running:
             await asyncio.gather(*self._running)

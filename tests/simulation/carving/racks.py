@@ -1,4 +1,4 @@
-"""Racks that record what clients did to them, for the invariants, and controllers that contradict one.
+"""Racks that record clients' changes for the invariants, and controllers that contradict one.
 
 For every mutation a `JudgedRack` records an `ExecutedChange`: the fabric before and after, whether the
 client still waited for the answer, whether anything else had changed since the client's last complete
@@ -7,10 +7,9 @@ reading, and when that reading began. The invariants are computed from these rec
 `JudgedSite` remembers for which logical partition the service created each partition, since a partition
 on a switch carries only a name.
 
-`ConflictingController` is a second controller that contradicts a rack's own: it shows the same domain
-without one tray, or the same hardware as another domain. It has its own fabric, so that nothing asked
-of it changes the truth. No mutation may be sent to it, nor to the true controller once the
-contradiction was read (S6).
+`ConflictingController` is a second controller that contradicts a rack's own: it shows the same domain without
+one tray, or the same hardware as another domain. It has its own fabric, so that no request to it changes the
+truth. No mutation may be sent to it, nor to the true controller once the contradiction was read (S6).
 """
 
 import asyncio
@@ -59,7 +58,7 @@ class ExecutedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgedRack(SimRack):
-    """A rack, what clients created there, and what they were told."""
+    """A rack, the partitions that clients created there, and their answers."""
 
     def __init__(self, domain: NvlinkDomain, fabric: SimulatedFabric, rng: random.Random) -> None:
         super().__init__(domain, fabric, rng)
@@ -97,13 +96,13 @@ class JudgedRack(SimRack):
             self._note_reading(rpc, reply)
             return
         if not reply.HasField("server_header"):
-            # Without a header the client cannot tell whether it was carried out: its readings no longer hold.
+            # Without a header the client doesn't know the outcome: its readings no longer hold.
             self._note_change(rpc, request, reply)
             self.disturb()
             return
         succeeded = reply.server_header.return_code == pb.NMX_ST_SUCCESS
         if rpc == "CreatePartition" and succeeded and not reply.partition_id.partition_id:
-            # Without an id neither: the client cannot tell what was made.
+            # The same without an id: the client doesn't know which partition was made.
             self._note_change(rpc, request, reply)
             self.disturb()
             return
@@ -128,7 +127,7 @@ class JudgedRack(SimRack):
             watcher(self, event)
 
     def _note_reading(self, rpc: str, reply: Any) -> None:
-        # A complete reading is the GPU list followed by a full partition list. What changes between the two
+        # A complete reading is the GPU list followed by a full partition list. A change between the two
         # counts as a disturbance, since the reading may show either state.
         if rpc == "GetGpuInfoList":
             self._reading_from, self._disturbed_now = asyncio.get_running_loop().time(), 0
@@ -172,7 +171,7 @@ class JudgedSite(SimSite):
         self.lp_of_name: dict[str, str] = {}
         """Partition name to the logical partition (a tray, for free GPUs) that the plane made it for."""
         self.free_gpus = DefaultPartitionPolicy.NONE
-        """What the site does with unassigned GPUs."""
+        """The site's policy for unassigned GPUs."""
 
     def rack_of(self, machine: str) -> JudgedRack:
         """The rack of a machine."""
@@ -193,7 +192,7 @@ class JudgedSite(SimSite):
 
 
 class ConflictingController:
-    """A controller that lists GPUs of `rack` as `domain`; `asked`: the changes requested of it."""
+    """A controller that lists GPUs of `rack` as `domain`. `asked`: the changes requested of it."""
 
     def __init__(self, rack: SimRack, domain: str, gpus: Collection[FabricGpu], rng: random.Random) -> None:
         self.rack = rack

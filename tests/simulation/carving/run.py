@@ -2,14 +2,14 @@
 
 `simulate` builds a site, its records and its replicas from a seed, lets tenants, an operator and the
 fault injector work for a while, heals everything, and waits two intervals. Then every tenant audits and
-the settled site is checked. The invariants are checked all along; the first violation ends the run. An
+the settled site is checked. The invariants are checked all along. The first violation ends the run. An
 exception that the service logged but did not expect counts as a defect as well.
 
 `RunResult` carries the trace and its digest: equal seeds give equal digests.
 
-The draw of the policy for free GPUs has a generator of its own, so that it does not change the other
-draws of a seed. Lease renewal is slower than in production, since it would otherwise be half of a run;
-leases keep their proportions.
+The draw of the policy for free GPUs uses a separate generator, so that it does not change the other draws of
+a seed. Lease renewal is slower than in production, since it would otherwise be half of a run. Leases keep
+their proportions.
 
 `ScriptedRun` plays one fixed story of two tenants. `count_crash_points` counts the database writes and
 controller calls in it, and `run_script` kills the service at one of them. A test does this for every
@@ -300,7 +300,7 @@ class LoadRun:
 
 @cache
 def _service_parts() -> tuple[SqliteBackend, tuple[Any, ...], LocalIssuer]:
-    """What is slow to build and the same for every run: tables, routes of two replicas, a signing key."""
+    """Slow-built parts that every run shares: tables, routes of two replicas, a signing key."""
     with tempfile.TemporaryDirectory() as keys:
         issuer = LocalIssuer(Path(keys))
     backend = SqliteBackend.inline(None)
@@ -362,7 +362,7 @@ SCRIPT_PLAN = LoadPlan(pause=None, operator=None, replicas=1, seconds=0.0, racks
 
 
 class ScriptedRun(LoadRun):
-    """Two tenants join GPUs, move them, and partly leave; the process dies at crash point `death`."""
+    """Two tenants join GPUs, move them, and partly leave. The process dies at crash point `death`."""
 
     def __init__(self, death: int | None) -> None:
         super().__init__(seed=1, plan=SCRIPT_PLAN)
@@ -405,7 +405,7 @@ def count_crash_points() -> int:
 async def _repeat_until_created(
     tenant: RandomTenant, kind: str, action: Callable[[], Awaitable[None]]
 ) -> None:
-    """Repeat what was lost with the connection."""
+    """Repeat an action that was lost with the connection."""
     for _ in range(SCRIPT_ATTEMPTS):
         await action()
         if tenant.ledger.live(tenant.org, kind):

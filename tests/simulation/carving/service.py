@@ -93,7 +93,7 @@ class RecordingDriver:
         return observation
 
     async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out, and note what a new partition is for, and on which reading the change rests."""
+        """Carry out, and note the purpose of a new partition, and the reading on which the change rests."""
         self._world.asked(operation)
         if self._newest is not None:
             self._requested(ChangeRequest(read=self._newest, requested_at=_now()))
@@ -115,7 +115,7 @@ class RecordingDriver:
 
 
 class JudgedService(SimulatedService):
-    """The service, what it read and requested, and controllers that contradict others."""
+    """The service, its readings and requests, and controllers that contradict others."""
 
     world: JudgedSite
 
@@ -196,7 +196,7 @@ def _now() -> float:
 
 
 class RecordsDisk:
-    """The disk of the records, and what is wrong with it."""
+    """The disk of the records, and its faults."""
 
     def __init__(self) -> None:
         self.is_full = False

@@ -1,16 +1,15 @@
-"""The cluster of a ComputeDomain story: API server, controllers, kubelets, and what disrupts them.
+"""The cluster of a ComputeDomain story: API server, controllers, kubelets, and their disruptions.
 
 `ComputeDomainCluster` has the trays of one clique. Two candidates compete for the controllers' lease,
 so that a stopped leader is followed by the other one and later resumes in the belief that it leads.
 
-`Disruption` lists what can happen at a crash point: the controller, the plugin or a daemon is killed,
-or stopped for longer than every lease and timeout and then resumed; the API server restarts (it keeps
-its objects, loses its watch history and all watches); the tray reboots; or the tray is lost for good,
-and its node and pods are deleted later. A disruption of a tray strikes the tray on which the step was
-taken, or a busy one.
+`Disruption` lists the events at a crash point. The controller, the plugin or a daemon is killed, or stopped
+for longer than every lease and timeout and then resumed. The API server restarts (it keeps its objects, loses
+its watch history and all watches). The tray reboots, or is lost for good, and its node and pods are deleted
+later. A disruption of a tray strikes the tray on which the step was taken, or a busy one.
 
-`end` stops everything. Tasks that outlived their process, and tasks that ended by themselves, are
-reported as violations.
+`end` stops everything. Tasks that outlived their process, and tasks that ended early, are reported as
+violations.
 """
 
 import asyncio
@@ -78,7 +77,7 @@ GANG_SETTINGS = GangSettings(lost_after=60.0, bind_after=30.0, again=5.0)
 
 
 class StoryKind(StrEnum):
-    """What a story is about: a mode of the clique, or a gang in a clique of the first."""
+    """The subject of a story: a mode of the clique, or a gang in a clique of the first mode."""
 
     DOMAIN = "domain"
     CHANNEL = "channel"
@@ -96,7 +95,7 @@ class StoryKind(StrEnum):
 
 
 class Disruption(StrEnum):
-    """What is killed at a step, or stopped there and resumed later.
+    """The part that is killed at a step, or stopped there and resumed later.
 
     A disruption of a tray strikes the tray on which the step was taken.
     """
@@ -152,7 +151,7 @@ class ComputeDomainCluster:
         )
         self.kube.store.listeners += [self.channels.written, self._members.written]
         self.machines = TrayMachines(self.kube, self.channels)
-        # A disruption runs outside the process whose step it is, since it may stop that process.
+        # A disruption runs outside the process that took the step, since it may stop that process.
         context = contextvars.copy_context()
         self.steps = CrashPoints(lambda step, tray: context.copy().run(self._strike, step, tray))
         trays = (
@@ -206,7 +205,7 @@ class ComputeDomainCluster:
             await self.boot(tray)
 
     async def end(self) -> None:
-        """Stop everything. A task that had ended by itself is reported as a violation."""
+        """Stop everything. A task that had already ended is reported as a violation."""
         self.kube.store.listeners.remove(self._members.written)
         tasks = [*self._work, *(tray.keeper for tray in self.machines.on.values())]
         self.channels.broken += self._tasks.of_the_dead()

@@ -1,10 +1,10 @@
 """The running machines of a ComputeDomain story: plugins, kubelet's calls, daemons and job containers.
 
-`StoryTray` is a node whose processes die and restart. Its plugin is a process that restarts when it
-ends. Kubelet's calls to the plugin take as long as kubelet waits for one (45 s) and fail when the plugin
-dies or does not answer. An IMEX daemon runs in its pod's container and is restarted there; it must never
-end because of an answer of the API server, since a daemon that ends takes the memory of running jobs
-with it. `power_off` ends every process at once, as a power failure does.
+`StoryTray` is a node with processes that die and restart. Its plugin is a process that restarts when it ends.
+Kubelet's calls to the plugin take as long as kubelet waits for one (45 s) and fail when the plugin dies or
+does not answer. An IMEX daemon runs in its pod's container and is restarted there. It must never end because
+of an answer of the API server, since a daemon that ends takes the memory of running jobs with it. `power_off`
+ends every process at once, as a power failure does.
 
 `TrayMachines` is the container runtime of the simulated kubelets. Before it starts the containers of a
 job it checks what a real runtime needs: the CDI specs exist and name complete device nodes, a daemon of
@@ -60,7 +60,7 @@ CALL_SECONDS = 45.0
 
 
 class StoryTray(ImexTray):
-    """A tray whose plugin and IMEX daemons are processes that may be killed, stopped and restarted."""
+    """A tray. Its plugin and IMEX daemons are processes that may be killed, stopped and restarted."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class StoryTray(ImexTray):
         self.daemons: dict[str, RestartedProcess] = {}
         """IMEX daemons by the UID of their pod."""
         self.was_ready: set[str] = set()
-        """UIDs of ComputeDomains whose daemon was READY here in this boot."""
+        """UIDs of ComputeDomains that had a READY daemon here in this boot."""
         self.ready_addresses: set[str] = set()
-        """Addresses of pods whose daemon was READY here in any boot."""
+        """Addresses of pods that had a READY daemon here in any boot."""
         self._kube = kube
         self._steps = steps
         self._channels = channels
@@ -90,7 +90,7 @@ class StoryTray(ImexTray):
         self.is_on = True
         self.was_ready = set()
         life = Process(f"plugin on {self.name}", self.name)
-        # The plugin reads its node before it serves; it ends, and is restarted, when the API server is away.
+        # The plugin reads its node before it serves. It ends, and is restarted, when the API server is away.
         self.plugin = RestartedProcess(
             life, self._serve, PLUGIN_RESTART, self._channels.broken, may_fail=(KubeError,)
         )
@@ -146,7 +146,7 @@ class StoryTray(ImexTray):
             raise Retry("the machine is off", after=CALL_RETRY_SECONDS)
 
     async def run_daemon(self, pod: Object, ready: Callable[[], Awaitable[None]]) -> None:
-        """An IMEX daemon's container, until cancelled; started again in its pod whenever it dies."""
+        """An IMEX daemon's container, until cancelled. It is restarted in its pod whenever it dies."""
         identity = self._daemon_identity(pod)
 
         async def serve(life: Process) -> None:

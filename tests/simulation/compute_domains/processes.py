@@ -28,7 +28,7 @@ class ProcessTasks:
         work: Coroutine[Any, Any, T] | Generator[Any, None, T],
         context: contextvars.Context | None = None,
     ) -> "asyncio.Task[T]":
-        """A task of the process whose code makes it."""
+        """A task of the process that creates it."""
         task = SimTask(work, loop=loop, context=context)
         life = current_process()
         if life is not None:
@@ -38,7 +38,7 @@ class ProcessTasks:
         return task
 
     def of_the_dead(self) -> Iterator[str]:
-        """What processes still do that have ended, named."""
+        """The tasks that ended processes still run, by name."""
         for life, tasks in self._of.items():
             if not life.is_alive:
                 for task in tasks:
@@ -47,7 +47,7 @@ class ProcessTasks:
 
 @contextmanager
 def files_as_crash_points(steps: CrashPoints) -> Iterator[None]:
-    """Take a step wherever a process makes something durable; the sync itself is left out."""
+    """Take a step wherever a process makes something durable, instead of the sync."""
 
     def synced(_handle: int) -> None:
         life = current_process()

@@ -1,16 +1,15 @@
 """The whole life of ComputeDomains and their jobs, with one disruption at one crash point.
 
-In domain mode one job of two pods runs; in channel mode two jobs share a rack. The jobs run, one loses
+In domain mode one job of two pods runs. In channel mode two jobs share a rack. The jobs run, one loses
 a pod and gets another, and the ComputeDomains are deleted while the jobs run, so that deletion is first
 held back. A gang of two members loses a tray instead, and must be whole on another tray before the lost
 one is back.
 
-Whatever was killed or stopped, three things must follow. The jobs run. Nothing is left: no objects, no
-labels or reservations on nodes, no prepared claims, no files (`find_leftovers`). And a job that comes
-afterwards runs on every tray.
+After any disruption, three things must follow. The jobs run. Nothing is left: no objects, no labels or
+reservations on nodes, no prepared claims, no files (`find_leftovers`). And a later job runs on every tray.
 
 `play_story` plays one story once, with its files in memory. `StoryResult.steps` is the number of crash
-points; a test plays the story with each disruption at each of them.
+points. A test plays the story with each disruption at each of them.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ from rackloom.core.gangs.snapshot import read_record
 from rackloom.lab.virtual import event_loop
 
 STORY_TIMEOUT = 600.0
-"""Seconds for a job to run, or to go, whatever died."""
+"""Seconds for a job to run, or to go, after any disruption."""
 SWEEP_TIMEOUT = 1500.0
 """Seconds until everything is cleaned up: two sweeps of ten minutes, and the work after them."""
 POLL_SECONDS = 1.0
@@ -61,7 +60,7 @@ class StoryStuck(Exception):
 
 
 class StoryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one story."""
+    """The result of one story."""
 
     kind: StoryKind
     death: Disruption | None
@@ -110,7 +109,7 @@ async def _play_in(
 
 
 class SimulatedJob:
-    """A ComputeDomain and pods that are created anew when they are gone, as a Job's are."""
+    """A ComputeDomain and pods that are created again when they are gone, like a Job's pods."""
 
     def __init__(self, cluster: ComputeDomainCluster, name: str, pods: int) -> None:
         self.name = name
@@ -150,7 +149,7 @@ class SimulatedJob:
         }
 
     def nodes(self) -> tuple[str, ...]:
-        """Where its pods are that are ready."""
+        """The nodes of its ready pods."""
         return tuple(pod["spec"]["nodeName"] for pod in map(self._ready_pod, self._pods) if pod)
 
     def runs(self) -> bool:
@@ -284,7 +283,7 @@ class ComputeDomainStory:
             self._state,
             SWEEP_TIMEOUT,
         )
-        # A process that was stopped when the tray was lost resumes meanwhile, with outdated readings.
+        # During this time, a process that was stopped when the tray was lost resumes with outdated readings.
         await asyncio.sleep(STOPPED_SECONDS)
         await self._until_all("runs on", [gang], lambda job: job.runs())
         await gang.delete_domain()
@@ -349,7 +348,7 @@ class ComputeDomainStory:
 async def wait_until(
     what: str, holds: Callable[[], bool], state: Callable[[], str] = str, seconds: float = STORY_TIMEOUT
 ) -> None:
-    """Wait for a condition. Raises `StoryStuck` with the state after so many virtual seconds."""
+    """Wait for a condition. Raises `StoryStuck` with the state after `seconds` of virtual time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not holds():

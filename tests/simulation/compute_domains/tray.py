@@ -1,7 +1,7 @@
 """One tray of a ComputeDomain story: its disk, the real IMEX plugin, and a model of nvidia-imex.
 
-`ImexTray` is a `SimulatedNode` with the IMEX plugin alone. `write_kernel_files` writes what the NVIDIA
-kernel modules show under /proc, once for all trays.
+`ImexTray` is a `SimulatedNode` with the IMEX plugin alone. `write_kernel_files` writes the NVIDIA kernel
+modules' files under /proc, once for all trays.
 
 `SimulatedImexProgram` stands in for both the supervisor and the control tool of one daemon. It becomes
 READY a declared time after it first knows its peers, and then reports a connection to each of them.
@@ -31,7 +31,7 @@ CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 
 
 def write_kernel_files(root: Path) -> None:
-    """What the NVIDIA kernel modules show under /proc, once for all trays below `root`."""
+    """Write the NVIDIA kernel modules' files under /proc, once for all trays below `root`."""
     (root / "devices").write_text("Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n")
     (root / "capability").write_text("DeviceFileMinor: 512\nDeviceFileMode: 438\n")
 
@@ -45,7 +45,7 @@ class ImexTray(SimulatedNode):
         self.root = root
         self.clique_number = clique_number
         self.clique = f"{CLUSTER_UUID}.{clique_number}"
-        """As its node's label says."""
+        """The value of its node's label."""
         self.labels = {names.GPU_CLIQUE_LABEL: self.clique}
         """Of its node, as GPU Feature Discovery writes them."""
         self.domains = self.places.home(names.IMEX_DRIVER) / "domains"
@@ -75,7 +75,7 @@ class ImexTray(SimulatedNode):
 class SimulatedImexProgram:
     """Stands in for both `Supervisor` and `ImexControl` of one daemon.
 
-    `ready_after` is in seconds; `on_ready` is called when it is READY.
+    `ready_after` is in seconds. `on_ready` is called when it is READY.
     """
 
     def __init__(self, ready_after: float, on_ready: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class SimulatedImexProgram:
         self._started = asyncio.Event()
 
     def set_peers(self, peers: Peers) -> None:
-        """The peers' names are resolved anew; nothing is restarted (`dns` mode)."""
+        """Resolve the peers' names again, without a restart (`dns` mode)."""
         self.running_with = peers
         self._started.set()
 

@@ -9,7 +9,7 @@ For each instance the ledger keeps the logical partition that each GPU should be
 that the invariants can tell an outdated status from a recent change. It also keeps which instance was
 last acknowledged on each machine, which racks are paused, and until when a machine is being drained.
 
-`InvariantViolated` is raised for a broken promise; its text begins with the promise's name.
+`InvariantViolated` is raised for a broken promise. Its text begins with the promise's name.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ LedgerState = Literal["live", "leaving", "gone"]
 
 
 class LedgerObject(msgspec.Struct, kw_only=True):
-    """An object whose creation a tenant got acknowledged."""
+    """An object with an acknowledged creation."""
 
     id: str
     org: str
@@ -38,7 +38,7 @@ class LedgerInstance(LedgerObject, kw_only=True):
     vpc: str
     machine: str
     desired: dict[int, str]
-    """deviceInstance to logical partition; other GPUs shall be in none."""
+    """deviceInstance to logical partition. Other GPUs shall be in none."""
     since: dict[int, float]
     """deviceInstance to the virtual time of the request for its present partition (or for none)."""
     born: float
@@ -71,7 +71,7 @@ class Ledger:
         self.holder: dict[str, str] = {}
         """Machine to the instance last acknowledged on it, until that is known to be gone."""
         self.unanswered: set[str] = set()
-        """Organisations whose last create was not answered, so that it may have succeeded."""
+        """Organisations with an unanswered last create, which may have succeeded."""
         self.paused: dict[str, float] = {}
         """Rack to the virtual time at which its pause was acknowledged, until its end is requested."""
         self.drained_until: dict[str, float] = {}
@@ -116,7 +116,7 @@ class Ledger:
         return [obj for obj in objects.values() if obj.org == org and obj.state != "gone"]
 
     def live(self, org: str, kind: str) -> list[Any]:
-        """The objects of an org that it did not ask to delete."""
+        """The objects of an org without a request to delete them."""
         return [obj for obj in self.of(org, kind) if obj.state == "live"]
 
 
@@ -130,7 +130,7 @@ def desired_partitions_of(answer: Json) -> dict[int, str]:
 
 
 class InvariantViolated(AssertionError):
-    """An invariant does not hold; the text begins with its name (S1 to S10, L1 to L5)."""
+    """An invariant does not hold. The text begins with its name (S1 to S10, L1 to L5)."""
 
 
 OnAnswer = Callable[[str, str, str, int, Any], None]

@@ -1,7 +1,7 @@
-"""What is left of ComputeDomains after they are gone: objects, labels, claims, files. Each is a violation.
+"""Leftovers of deleted ComputeDomains: objects, labels, claims, files. Each is a violation.
 
-A clean end is a promise of the design: whatever died or was stopped, no object, label, reservation,
-prepared claim or file of a ComputeDomain outlives it.
+A clean end is a promise of the design: after any disruption, no object, label, reservation, prepared claim or
+file of a ComputeDomain outlives it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ def find_stray_labels(store: ObjectStore, on: TraysOn, jobs: str) -> tuple[str, 
 
 
 def leftovers_on_tray(store: ObjectStore, on: TraysOn, tray: ImexTray) -> tuple[str, ...]:
-    """What is left on one tray that no job uses, if it is on, while ComputeDomains live.
+    """Leftovers on one tray that no job uses, if the tray is on, while ComputeDomains live.
 
     The mark of a claim that was given up stays until the next sweep, and blocks nothing.
     """

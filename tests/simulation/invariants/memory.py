@@ -1,9 +1,9 @@
 """The invariants of shared GPU memory: IMEX channels, IMEX members, and pods that start late.
 
 `ChannelInvariants` knows which job holds which channel while its containers run. Two jobs never share a
-channel in isolated mode (S8). Channel 0 is scoped to its node, because a node is in one IMEX domain;
-all other channels are scoped to the clique. It also records a pod that only the resync interval of its
-kubelet started: whatever the pod had waited for must then have changed a moment before.
+channel in isolated mode (S8). Channel 0 is scoped to its node, because a node is in one IMEX domain. All
+other channels are scoped to the clique. It also records a pod that only the resync interval of its kubelet
+started: the condition that the pod waited for must then have changed a moment before.
 
 `ImexMemberInvariants` watches the clique objects. An index is a daemon's identity among its peers, so
 the entry of a running daemon must not move or vanish. No daemon is shown Ready at an address at which
@@ -32,9 +32,8 @@ JOB_LABEL = "job"
 class ChannelInvariants:
     """The channels of all running containers. `broken` lists the violations.
 
-    No pod may need kubelet's resync to start. Where the resync did start one, whatever its claims had lacked
-    was there before; and where nothing has changed in the cluster for `MAX_WAIT_SECONDS`, it was there for
-    that long.
+    No pod may need kubelet's resync to start. If the resync did start one, the needs of its claims were met
+    before. If nothing has changed in the cluster for `MAX_WAIT_SECONDS`, they were met for that long.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -51,7 +50,7 @@ class ChannelInvariants:
         uid, job = pod["metadata"]["uid"], pod["metadata"]["labels"][JOB_LABEL]
         if not channels:
             self.broken.append(f"{pod['metadata']['name']} runs on {node} without a channel")
-        # Channel 0 is of the one IMEX domain that its node is in; the others are of the whole clique.
+        # Channel 0 belongs to the one IMEX domain of its node. The others belong to the whole clique.
         keys = [(node if channel.endswith("/channel0") else clique, channel) for channel in channels]
         for key in keys:
             self._enter(key, uid, job)
@@ -90,10 +89,10 @@ class ChannelInvariants:
 class ImexMemberInvariants:
     """The entries of IMEX daemons: only the daemon itself removes or moves its entry while it runs.
 
-    An index is a daemon's identity among its peers; one that has to enter again may find another one. And
-    none is shown Ready that was never READY at its address. `is_there` says whether an object of a kind and
-    name is stored, `runs` whether a daemon of a ComputeDomain (its UID) does on a node, `was_ready` whether
-    the one on a node was READY at an address.
+    An index is a daemon's identity among its peers. A daemon that has to enter again may get another one. No
+    daemon is shown Ready that was never READY at its address. `is_there` returns whether an object of a kind
+    and name is stored, `runs` whether a daemon of a ComputeDomain (its UID) runs on a node, `was_ready`
+    whether the one on a node was READY at an address.
     """
 
     def __init__(

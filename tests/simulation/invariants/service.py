@@ -1,14 +1,13 @@
 """The invariants of the site service, checked at every change of a fabric and at every REST answer.
 
-`ServiceInvariants` compares three independent sources: the fabrics as they are, the ledger of
-answers to tenants, and what controllers answered when they were read. It never asks the service for its
-own state.
+`ServiceInvariants` compares three independent sources: the fabrics as they are, the ledger of answers to
+tenants, and the answers of controllers to readings. It never queries the service for its state.
 
 - After every change of a fabric: a GPU is in at most one partition (S1), and no partition that the
   service created holds GPUs of two tenants (S2).
-- After every mutation by the service: it was allowed (S4: not somebody else's; S5: no running workload,
-  nothing in a paused domain), it was not refused while its facts still held (S6), and it fits the
-  domain's limits (S9).
+- After every mutation by the service: it was allowed (S4: not another tenant's, S5: no running workload,
+  nothing in a paused domain), it was not refused while its facts still held (S6), and it fits the domain's
+  limits (S9).
 - When a process begins to request a change: it has read the fabric since any other process requested a
   change there (S11). Leases are for this.
 - After every REST answer: a Ready status rests on a reading that is newer than the intent and not too
@@ -16,7 +15,7 @@ own state.
   on an older one while the newer may not have been written down.
 
 `check_settled` runs after the faults have stopped for two intervals. Every request for which there is
-room is served, every other one says why not, and the fabric holds nothing else (L1, S7).
+room is served, every other one reports its reason, and the fabric holds nothing else (L1, S7).
 """
 
 import math
@@ -57,7 +56,7 @@ class ServiceInvariants:
         self.checks = 0
 
     def fabric_changed(self, rack: JudgedRack) -> None:
-        """S1 and S2, whoever made the change."""
+        """S1 and S2, after a change by any client."""
         # S1 holds for every partition. S2 holds only for ours: other writers may mix tenants.
         snapshot = rack.fabric.snapshot()
         _require_none("S1", rack, shared_gpus(snapshot))
@@ -130,7 +129,7 @@ class ServiceInvariants:
             _require_none("S2", rack, mixed_tenants(partition, {owner, *present}))
 
     def _may_have_passed(self, holder: LedgerInstance, owner: str) -> bool:
-        """Whether a machine that is being released may belong to another tenant whose answer was lost."""
+        """Whether a machine that is being released may belong to another tenant after a lost answer."""
         return holder.state == "leaving" and owner in self.ledger.unanswered
 
     def _one_tray(self, rack: JudgedRack, partition: FabricPartition) -> None:
@@ -241,7 +240,7 @@ class ServiceInvariants:
         outcomes: list[ReadOutcome],
         devices: Iterable[int],
     ) -> None:
-        # One supporting reading is enough; the message lists why each candidate does not support the status.
+        # One supporting reading is enough. The message lists why each candidate doesn't support the status.
         doubts = []
         for outcome in outcomes:
             doubt = self._doubt(answer, recorded, desired, outcome, devices)
@@ -354,7 +353,7 @@ async def check_settled(
 
 
 def _partition_capacity(rack: JudgedRack) -> int:
-    """Partitions that tenants can have there; the default one stays where it holds unmanaged GPUs."""
+    """Partitions that tenants can have there. The default one stays if it holds unmanaged GPUs."""
     return rack.fabric.limits.max_partitions - (DEFAULT_PARTITION_ID in rack.fabric.partitions)
 
 

@@ -1,4 +1,4 @@
-"""Bugs in what tenants are answered, and in what is done for their requests."""
+"""Bugs in answers to tenants, and in the work for their requests."""
 
 from itertools import count
 from typing import Any

@@ -1,7 +1,7 @@
-"""Bugs around ComputeDomains: membership, readiness, gangs, what dead and stopped processes leave.
+"""Bugs around ComputeDomains: membership, readiness, gangs, leftovers of dead and stopped processes.
 
-Each is found in the stories of `lab/compute_domains`: in a plot, with a death at some steps,
-by what is said then.
+Each is found in the stories of `lab/compute_domains`: in a plot, with a death at some steps, by the
+violations that are reported then.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def known_first(steps: Sequence[int], at: int | None) -> Sequence[int]:
 
 
 def stale_entries_removed_whatever_joined(patch: pytest.MonkeyPatch) -> None:
-    """A controller that was stopped erases the entry of a daemon that joined meanwhile."""
+    """A controller that was stopped erases the entry of a daemon that joined during the stop."""
     members = membership.clique_members_json
     patch.setattr(membership, "clique_members_json", lambda value, version: members(value, {}))
 
@@ -88,7 +88,7 @@ def ready_of_an_earlier_boot_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_label_is_left_to_the_controller(patch: pytest.MonkeyPatch) -> None:
-    """The plugin gives a claim back without the label: while the ComputeDomain lives nobody takes it off."""
+    """The plugin gives a claim back, but keeps the label, which stays while the ComputeDomain lives."""
 
     async def leave(self: ComputeDomainLabel, uid: str) -> None:
         return None

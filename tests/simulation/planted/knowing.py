@@ -1,4 +1,4 @@
-"""Bugs in what is taken for known: of statuses, readings and controllers that contradict each other."""
+"""Bugs in the known state: statuses, readings and controllers that contradict each other."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bugs in whose something is: machines, GPUs, partitions and their names."""
+"""Bugs in ownership: machines, GPUs, partitions and their names."""
 
 from typing import Any
 

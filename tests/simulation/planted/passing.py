@@ -1,4 +1,4 @@
-"""Bugs in when and where passes over a domain run."""
+"""Bugs in the times and places of passes over a domain."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bugs in what is planned: which GPU belongs into which partition."""
+"""Bugs in plans: which GPU belongs into which partition."""
 
 from typing import Any
 

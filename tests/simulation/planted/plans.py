@@ -1,4 +1,4 @@
-"""What is simulated while a bug is planted, so that it is met soon."""
+"""Loads to simulate while a bug is planted, so that it shows soon."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,8 @@
-"""Bugs in how processes share domains: what keeps a process that lost its lease from going on.
+"""Bugs in how processes share domains: the checks that stop a process that lost its lease.
 
 Each of two checks makes up for most failures of the other, and the deadline of a lease cancels its work as
-well. So each is missed only where the others do not see it: the epoch where clocks differ, the deadline
-where a process stops between the record of an operation and its request.
+well. So each is missed only if the others do not see it: the epoch if clocks differ, the deadline if a
+process stops between the record of an operation and its request.
 """
 
 import msgspec

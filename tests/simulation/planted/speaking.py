@@ -1,4 +1,4 @@
-"""Bugs between the service and its switch controllers: what is sent, and what an answer is taken for."""
+"""Bugs between the service and its switch controllers: requests, and the meaning of answers."""
 
 from typing import Any
 
