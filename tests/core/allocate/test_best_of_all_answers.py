@@ -1,4 +1,4 @@
-"""Mode best: valid, never worse than the first fit, and the best of all answers unless it says otherwise."""
+"""Mode best: valid, never worse than the first fit, and the best of all answers if it is marked as proved."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product

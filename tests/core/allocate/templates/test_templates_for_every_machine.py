@@ -1,4 +1,4 @@
-"""Each published machine x alignment x pairs: a template whose allocation is aligned, or a refusal."""
+"""Each published machine x alignment x pairs: a template with an aligned allocation, or a refusal."""
 
 import re
 
@@ -40,7 +40,7 @@ SERVED = {
 
 
 def wished(text):
-    """The asked of the options that a fix names."""
+    """The request that the options in a fix describe."""
     numbers = {word: int(count) for word, count in re.findall(r"--(gpus|nics) (\d+)", text)}
     align = re.search(r"--align (\w+)", text).group(1)
     return numbers["gpus"], numbers["nics"], align, {"pairs": "--pairs" in text}
