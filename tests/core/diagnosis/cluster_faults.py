@@ -92,7 +92,7 @@ def is_nic(module):
 
 
 def crossed_nics(snapshot):
-    """The pod of one tray has the NIC of a GPU that somebody else has."""
+    """The pod of one tray has the NIC of a GPU that another pod holds."""
     pod = f"team-0/worker-{TRAY}"
     mine = [use for use in snapshot.uses if pod in use.pods and use.driver not in (GPU_DRIVER, "dra.net")]
     gpu = [use for use in snapshot.uses if pod in use.pods and use.device == "gpu-0"]

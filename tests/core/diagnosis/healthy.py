@@ -1,6 +1,6 @@
-"""A picture of whole racks at work in which everything is as it should be; tests break one thing in it.
+"""A snapshot of whole racks at work in which everything is as it should be. Tests break one thing in it.
 
-Names of each layer come from spaces of their own: only the join key ties them.
+Each layer takes names from a separate space: only the join key ties them.
 """
 
 import msgspec

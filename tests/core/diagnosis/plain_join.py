@@ -62,7 +62,7 @@ class PlainIdentities:
 
 
 def plain_chain(joined, snapshot):
-    """The chain of one GPU; of several records that fit a name the last counts, of allocations the first."""
+    """The chain of one GPU. If several records fit a name, the last counts, but the first allocation does."""
     records = [record for _, record in joined.records]
     listed = [record for record in records if isinstance(record, FabricGpuRecord)]
     owners = [record for record in records if isinstance(record, MachineGpu)]
