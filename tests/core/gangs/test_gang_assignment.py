@@ -49,7 +49,7 @@ def test_of_two_that_stay_the_one_that_is_there_has_it():
 
 
 def test_a_pod_that_leaves_keeps_its_seat_from_those_at_the_gate():
-    """What it holds is free only when it is gone."""
+    """Its tray is free only when the pod is gone."""
     waiting = pod("waits", 1, spec={"schedulingGates": [{"name": GANG_GATE}]})
     members = (ungated("leaves", 0, node="t0", going=True), read_member(waiting))
     found = assign_slots(GangSnapshot(key=KEY, now=0.0, record=RECORD, members=members), RECORD.plan)

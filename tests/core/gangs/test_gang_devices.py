@@ -1,4 +1,4 @@
-"""What the members of a gang claim, counted on each tray by the planner's own allocator."""
+"""The devices that the members of a gang claim, counted on each tray by the planner's allocator."""
 
 import pytest
 from tests.core.cluster.views import lists_of
@@ -132,7 +132,7 @@ def test_devices_of_others_are_taken_and_those_of_the_gang_are_not():
 
 
 def test_what_goes_with_the_gpus_of_a_job_is_free_when_the_job_ends():
-    """The planner tries what the end of a job would free; a pod without GPUs is not among what it can end."""
+    """The planner tries the devices that the end of a job would free. It cannot end a pod without GPUs."""
     pods = [pod("job", gang=None, gpus=4, on="n1"), pod("plain", gang=None, on="n2")]
     claims = [claim("a", on="n1", user="job"), claim("b", on="n2", user="plain")]
     objects = cluster(slices=[offer("n1"), offer("n2")], claims=claims, pods=pods)

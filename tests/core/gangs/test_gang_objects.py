@@ -1,4 +1,4 @@
-"""What gangs read of pods, nodes and claims, and what they write."""
+"""The facts that gangs read from pods, nodes and claims, and the patches that they write."""
 
 from pathlib import Path
 

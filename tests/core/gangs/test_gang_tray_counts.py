@@ -1,4 +1,4 @@
-"""What was counted before is kept where nothing changed, and never where something did."""
+"""Earlier counts are kept if nothing changed, and never if something did."""
 
 import json
 from zlib import crc32

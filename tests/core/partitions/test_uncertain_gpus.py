@@ -96,7 +96,7 @@ def test_a_gpu_that_two_partitions_list_is_uncertain_with_all_that_they_hold() -
 
 
 def wanting(assignments: dict[int, str], *owned: tuple[int, str], policy: str = "none") -> DomainIntent:
-    """GPUs -> logical partitions that want them; the partitions of these numbers are theirs."""
+    """An intent of GPUs -> logical partitions that want them. `owned` has the numbers of their partitions."""
     return DomainIntent(
         domain="d",
         assignments=tuple(
