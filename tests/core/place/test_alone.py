@@ -17,7 +17,7 @@ from rackloom.core.place.search.tray_assignment import SearchBudget
 
 @st.composite
 def replicas(draw: st.DrawFn) -> Gang:
-    """Alike groups, each in a share of its own, or one group in segments."""
+    """Alike groups, each in a separate share, or one group in segments."""
     members, gpus = draw(st.integers(1, 4)), draw(st.sampled_from((1, 2, 4)))
     if draw(st.booleans()):
         return workers(draw(st.integers(1, 8)), gpus, segment=members)

@@ -22,7 +22,7 @@ CASES = 20
 def test_groups_that_fill_some_cliques_take_no_more_than_those(
     cliques: tuple[int, int], trays: int, kept: int, others: int, seed: int
 ) -> None:
-    """Such a site cannot be looked through; but one way to place the groups is known.
+    """Such a site is too large for a full search, but one way to place the groups is known.
 
     `kept`: trays of each clique that this way leaves free.
     """
@@ -49,7 +49,7 @@ def cut(chance: Random, room: int) -> list[int]:
 
 
 def open_site(free: list[int]) -> PlacementSite:
-    """Cliques of so many empty trays."""
+    """A clique of empty trays for each number in `free`."""
     return PlacementSite(
         tuple(
             PlacementTray(name=f"n{clique}-{at}", clique=f"c{clique}", gpus=4)
@@ -60,7 +60,7 @@ def open_site(free: list[int]) -> PlacementSite:
 
 
 def apart(sizes: list[int]) -> Gang:
-    """A group of each size, whose members take a tray each."""
+    """A group of each size. Every member takes a tray."""
     groups = (GangGroup(name=f"g{at}", members=size, gpus=4, share=str(at)) for at, size in enumerate(sizes))
     return Gang(name="job", groups=tuple(groups))
 

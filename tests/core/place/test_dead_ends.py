@@ -1,4 +1,4 @@
-"""Dead ends are known again, whatever alike cliques are called, and cost about the same with many cliques."""
+"""Dead ends are recognised under any names of alike cliques, and cost about the same with many cliques."""
 
 from collections import Counter
 from collections.abc import Iterator

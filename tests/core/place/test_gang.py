@@ -121,7 +121,7 @@ def test_segments_use_as_few_cliques_as_they_can() -> None:
 
 
 def test_segments_run_on_through_a_group_that_follows_another() -> None:
-    """18 ranks of which the first has a group of its own: 16 share a clique, and 2 do."""
+    """18 ranks, the first in a separate group: 16 share a clique, and the other 2 share one."""
     groups = (
         GangGroup(name="launcher", members=1, gpus=4),
         GangGroup(name="worker", members=17, gpus=4, follows=True),

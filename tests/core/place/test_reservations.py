@@ -1,4 +1,4 @@
-"""Reserved trays: nobody else gets one before its time, and without reservations nothing changes."""
+"""Reserved trays: no other tenant gets one before its time, and without reservations nothing changes."""
 
 from collections.abc import Sequence
 
@@ -88,7 +88,7 @@ def test_at_their_time_reservations_change_nothing_any_more(site: Site, request:
 
 @given(sites(), requests, st.integers(0, 20))
 def test_an_owner_loses_nothing_by_its_reservations(site: Site, request: TrayRequest, now: int) -> None:
-    """What it would get if only others had reservations, it gets with its own as well."""
+    """It gets the trays that it would get if only others had reservations."""
     rooms, kept, reserved = site
     others = [reservation for reservation in kept if reservation.owner != request.tenant]
     if chosen(request, at((rooms, others, reserved), now)) is not None:

@@ -1,4 +1,4 @@
-"""Blocks of a site, and what Slurm gets next while jobs run."""
+"""Blocks of a site, and Slurm's next topology while jobs run."""
 
 import pytest
 from hypothesis import given

@@ -44,7 +44,7 @@ def test_a_small_gang_is_planned_as_well_as_brute_force_can(seed: int) -> None:
 
 
 def random_site(chance: Random) -> PlacementSite:
-    """Up to 3 cliques of up to 5 trays; half of the sites have trays that are all alike when empty."""
+    """Up to 3 cliques of up to 5 trays. Half of the sites have trays that are all alike when empty."""
     alike = chance.random() < 0.5
     trays, holds = [], []
     for clique in range(chance.randint(1, 3)):
@@ -88,7 +88,7 @@ def closes(plan: GangPlan) -> tuple[int, ...]:
 
 
 def unable(where: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
-    """Spares that cannot take over what a tray of their clique carries, and trays that carry too much."""
+    """Spares that cannot take over the load of a tray in their clique, and trays that carry too much."""
     trays = {tray.name: tray for tray in where.trays}
     loads: dict[str, Counter[str]] = {}
     for seat in plan.seats:
@@ -171,7 +171,7 @@ def one_of_each(kinds: int, members: int, **more: object) -> Gang:
 
 
 def test_spares_are_chosen_among_those_there_are() -> None:
-    """16 likenesses have 300 million multisets of 16; one of them is a choice of 16 different trays."""
+    """16 likenesses have 300 million multisets of 16. One of them is a choice of 16 different trays."""
     trays = tuple(
         PlacementTray(name=f"n{at}", clique="c", gpus=16, rooms={"k0": ClaimCapacity(room, room)})
         for at in range(18)
