@@ -1,4 +1,4 @@
-"""Fair queueing: turns by flow, the order within a flow, costs, and what is forgotten."""
+"""Fair queueing: turns by flow, the order within a flow, costs, and flows that are forgotten."""
 
 from collections import Counter
 

@@ -126,7 +126,7 @@ def check_cluster(seed: int, odds: Odds) -> None:
         if facts.clique is not None and f"Node {name}" not in cluster.unreadable and name in with_gpus:
             blocks[facts.clique.replace(".", "-")].add(name)
     if any(title.startswith("Node ") for title in cluster.unreadable):
-        # Slurm keeps what it has: a node that is left out would lose its jobs.
+        # Slurm keeps its topology: a node that is left out would lose its jobs.
         with pytest.raises(Refused, match="is left out"):
             topology_of_nodes(cluster.nodes)
         return

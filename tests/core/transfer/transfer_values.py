@@ -1,4 +1,4 @@
-"""Reports and records made of plain numbers, for the tests of what is done with them."""
+"""Reports and records made of plain numbers, for the tests of their users."""
 
 from collections.abc import Sequence
 
