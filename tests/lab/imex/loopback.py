@@ -23,7 +23,7 @@ class LoopbackImexChild(ImexTask):
         super().__init__(self._serve(config, host))
 
     def send_signal(self, signal: int) -> None:
-        """Signal it; SIGKILL leaves no time for a farewell, nor does any signal before it takes them."""
+        """Sends a signal. SIGKILL leaves no time for a farewell, nor does any signal before the start."""
         if signal == SIGKILL or self._service is None:
             self._running.cancel()
         else:

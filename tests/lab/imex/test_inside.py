@@ -12,7 +12,7 @@ from rackloom.lab.imex.settings import ImexHost
 
 
 def daemon(folder, around, index):
-    """A daemon whose configured address is one of a network that only `around` makes reachable."""
+    """A daemon with a configured address in a network that only `around` makes reachable."""
     here = folder / str(index)
     here.mkdir()
     files = ImexFiles(here, here / "hosts")

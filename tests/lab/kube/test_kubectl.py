@@ -25,7 +25,7 @@ ADMIN = "admin"
 
 
 class Kubectl:
-    """The program of this machine, with a folder for what it remembers."""
+    """The program of this machine, with a folder for its cache."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.program, self.folder = program, folder
@@ -33,7 +33,7 @@ class Kubectl:
         self.kube: FakeKube
 
     async def __call__(self, *words: str) -> str:
-        """What it prints."""
+        """Its output."""
         code, out, errors = await self.tried(*words)
         assert code == 0, errors
         return out
@@ -188,7 +188,7 @@ def test_a_changed_object_is_applied_by_the_client_and_then_by_the_server(tmp_pa
         assert "configured" in await kubectl("apply", "-f", kubectl.file(pod("q", "other")))
         code, shown, _ = await kubectl.tried("diff", "-f", kubectl.file(pod("q", "third")))
         assert (code, "+  - image: third" in shown) == (1, True)
-        # What kubectl applied before is handed over, so there is no conflict.
+        # The fields that kubectl applied before are handed over, so there is no conflict.
         applied = kubectl.file(pod("q", "third"))
         assert "serverside-applied" in await kubectl("apply", "--server-side", "-f", applied)
         found = await api.get(objects.POD, "q", "default")

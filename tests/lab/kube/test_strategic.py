@@ -1,4 +1,4 @@
-"""Strategic merge patches. The orders and oddities told here are what an API server of 1.36.4 answered."""
+"""Strategic merge patches. The orders and oddities here are the answers of an API server of 1.36.4."""
 
 import copy
 

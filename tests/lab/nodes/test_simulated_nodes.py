@@ -334,7 +334,7 @@ async def test_a_lost_node_is_silent_until_it_is_back() -> None:
 
 @in_virtual_time
 async def test_a_node_that_is_back_gives_back_what_pods_had_that_went_meanwhile() -> None:
-    """A kubelet has written down what it prepared, and looks once a minute whose pods are gone."""
+    """A kubelet records the claims that it prepared, and checks once a minute whether their pods are gone."""
     async with one_node() as cluster:
         for name in ("gone", "there"):
             await bind_pod(cluster, f"c-{name}", name=name)

@@ -1,4 +1,4 @@
-"""Leaders that move: what the site is told of it, by whom, and that a standby is asked for nothing."""
+"""Leaders that move: the site learns of it from the right controller, and a standby gets no changes."""
 
 import pytest
 from tests.lab.scenario.texts import CARVED, END, HEAD, READY

@@ -21,7 +21,7 @@ RESTARTS = site_faults.switch_restarts(forgets="names")
 
 
 class Switch:
-    """Notes what is done to it."""
+    """Records its calls."""
 
     def __init__(self, fabric):
         self.fabric, self.faults, self.url = fabric, NmxcFaults(), "http://switch"

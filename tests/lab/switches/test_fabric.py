@@ -73,7 +73,7 @@ class Switch(RuleBasedStateMachine):
         self.fabric.on_change(self.heard.append)
 
     def attempt(self, action: Callable[[], object]) -> None:
-        """A refused call changes nothing; an accepted one is heard of once, as it left the fabric."""
+        """A refused call changes nothing. An accepted one is reported once, with the resulting fabric."""
         before, heard = self.fabric.snapshot(), len(self.heard)
         try:
             action()

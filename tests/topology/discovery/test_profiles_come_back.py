@@ -23,7 +23,7 @@ def discovered(files: HostFiles, root) -> Machine:
 
 
 def by_name(machine: Machine, made_up: Machine) -> dict[tuple[str, str], tuple[str, str | None]]:
-    """The matrix keyed by addresses; a profile without them has those that the twin made up, in order."""
+    """The matrix keyed by addresses. A profile without them has those that the twin made up, in order."""
     gpus = [gpu.pci_address for gpu in made_up.gpus]
     nics = [nic.pci_address for nic in made_up.nics]
     return {
@@ -56,7 +56,7 @@ def test_the_same_nics_are_left_out_for_the_same_reasons(name, tmp_path):
 
 
 def without_rdma(machine: Machine, nic: Nic) -> str | None:
-    """What discovery leaves out by itself where a description says nothing of it."""
+    """The reason for which discovery leaves out a NIC that the profile does not exclude, or None."""
     some = any(nic.rdma_device for nic in machine.nics)
     return "Ethernet without RDMA" if some and nic.if_name and not nic.rdma_device else None
 
