@@ -1,4 +1,4 @@
-"""What a bounded server must still do, and what it ends: streams, uploads, readers that do not read."""
+"""Streams, uploads and readers that do not read: a bounded server serves some and ends others."""
 
 import asyncio
 import resource
@@ -35,7 +35,7 @@ LARGE = 64 << 20
 
 
 class Application:
-    """Counts what it is sent, and streams until it is told to stop."""
+    """Counts the bytes that it receives, and streams until `stop` is set."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -201,7 +201,7 @@ def test_who_reads_nothing_is_cut_off_and_who_reads_slowly_is_not() -> None:
 def test_an_answer_is_sent_when_the_client_has_read_it(
     authority: Authority, tmp_path: Path, over_tls: bool, runner: Any
 ) -> None:
-    """Until then its request is not over, so that whoever counts requests counts it."""
+    """Until then its request is not over, so that a count of requests includes it."""
     certificate, key = authority.issue("server").save(tmp_path, "server")
 
     async def story() -> None:

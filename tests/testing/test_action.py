@@ -1,4 +1,4 @@
-"""The GitHub Action: its inputs reach its scripts, and the scripts do here what a runner has them do."""
+"""The GitHub Action: its inputs reach its scripts, and the scripts do the same here as on a runner."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_no_package_of_an_index_is_installed_by_default(runner):
 
 @pytest.mark.slow
 def test_the_package_is_installed_for_later_steps(runner, tmp_path):
-    """A wheel without dependencies stands in: `make test-install` installs ours with all of its own."""
+    """A wheel without dependencies stands in: `make test-install` installs ours with all its dependencies."""
     wheel, info = tmp_path / "rackloom-0.0.1-py3-none-any.whl", "rackloom-0.0.1.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("stand_in.py", "def main():\n    print('0.0.1')\n")

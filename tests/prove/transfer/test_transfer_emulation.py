@@ -67,7 +67,7 @@ def test_pods_are_removed_on_sigterm_and_swept_after_sigkill() -> None:
             child.wait(PATIENCE)
         if how == signal.SIGTERM:
             assert namespaces(child.pid) == []
-    # What the killed one left is swept by the next of us: maybe a test beside this one.
+    # The next emulation sweeps the leftovers of the killed one. It may be in a test beside this one.
     with emulation.emulate():
         assert namespaces(child.pid) == []
 

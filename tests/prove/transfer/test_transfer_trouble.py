@@ -1,4 +1,4 @@
-"""What goes wrong around a transfer ends in words, within the timeout."""
+"""Trouble around a transfer ends in a clear message, within the timeout."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ needs_nixl = pytest.mark.skipif(
 
 
 def test_a_nixl_that_cannot_be_imported_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wheel for other hardware, or one whose libraries are not there: the demo goes on without it."""
+    """A wheel for other hardware, or one without its libraries: the demo goes on without it."""
     (tmp_path / "nixl").mkdir()
     (tmp_path / "nixl/__init__.py").write_text(
         "raise ImportError('libfoo.so.1: cannot open shared object file')"
