@@ -1,4 +1,4 @@
-"""Small clusters, written as the API writes them."""
+"""Small clusters, in the form that the API uses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,5 +84,5 @@ class Cluster:
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """A cluster to describe."""
+    """A cluster that a test fills."""
     return Cluster()

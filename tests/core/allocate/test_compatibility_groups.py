@@ -1,4 +1,4 @@
-"""Compatibility groups: which partitions of a counter set are given out beside which."""
+"""Compatibility groups: the partitions of a counter set that can be allocated together."""
 
 from collections.abc import Sequence
 from typing import Any

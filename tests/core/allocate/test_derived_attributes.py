@@ -110,7 +110,7 @@ def test_a_list_matches_where_a_value_is_common(cluster: Any) -> None:
 @pytest.mark.parametrize("constraint", [match, distinct])
 @pytest.mark.parametrize("feature", [True, False])
 def test_an_empty_list_has_nothing_in_common(cluster: Any, constraint: Any, feature: bool) -> None:
-    """Without list attributes, a first device is not looked at, as upstream has it."""
+    """Without list attributes, a first device is not checked, as in upstream."""
     slices = [cluster.slice([device("a"), device("b")])]
     features = Features(list_type_attributes=feature)
     claim = cluster.claim(cluster.request(count=1, **derive("[]")), constraints=[constraint()])

@@ -233,7 +233,7 @@ def test_the_fleet_answers_as_if_every_node_were_asked(
             assert gone is not None
             fleet.release([gone])
         if alone := data.draw(st.sampled_from([None, *nodes])):
-            # One node alone answers as it did in the order of all.
+            # One node alone gives the same answer as within the order of all nodes.
             name = alone.metadata.name
             asked = allocate(
                 alone,
@@ -306,7 +306,7 @@ def test_an_error_of_one_node_passes_it_over(cluster: Any) -> None:
 
 
 def test_of_two_nodes_of_one_name_there_is_one(cluster: Any) -> None:
-    """Dumps of a cluster that were joined have every node twice."""
+    """Joined dumps of a cluster have every node twice."""
     fleet = Fleet(
         [cluster.node, cluster.node], cluster.classes, [cluster.slice([{"name": "d0"}, {"name": "d1"}])]
     )

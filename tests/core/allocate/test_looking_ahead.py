@@ -201,7 +201,7 @@ def kind(name: str) -> str:
 
 
 HOPELESS_BOUND = 1000
-"""Steps. Plain searches of these take millions, or do not end."""
+"""Steps. Plain searches of these problems take millions, or do not end."""
 
 
 def bounded(limit: int) -> Any:

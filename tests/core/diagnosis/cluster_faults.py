@@ -80,7 +80,7 @@ def slow_transfer(snapshot):
 
 
 def nic_down(snapshot):
-    """Its transfer was slow for that reason."""
+    """The NIC is down, and its transfer was slow for that reason."""
     down = with_changed(
         snapshot, "devices", lambda record: record.node == NODE and record.partner == pci(1), link="down"
     )

@@ -32,7 +32,7 @@ def unreachable(snapshot):
 
 
 def gone_for_good(snapshot):
-    """Its only controller, for two hours."""
+    """The only controller of the domain has been gone for two hours."""
     (url,) = snapshot.domains[0].endpoints
     away = with_changed(
         snapshot, "domains", of_domain, silent=(SilentController(url, NOW - 7200, (serial(0),)),)
@@ -87,7 +87,7 @@ def split(snapshot):
 
 
 def swapped(snapshot):
-    """A new tray in the old slot: fabric and records know it, the node's slices are of the old one."""
+    """A new tray in the old slot. Fabric and records know it, but the node's slices are of the old one."""
     new = snapshot
     for module in range(1, 5):
         new = with_changed(new, "fabric_gpus", is_module(module), guid=0xFFFF_0000 + module)
@@ -228,7 +228,7 @@ def names_forgotten(snapshot):
 
 
 def spread(snapshot):
-    """The second rack's first tray became one of the first rack's logical partition, there being no room."""
+    """The first tray of the second rack joined the first rack's logical partition for lack of room."""
     there = machine(1, 0)
     wished = with_changed(snapshot, "instance_gpus", lambda record: record.machine == there, logical="lp-0")
     other = PartitionRecord(

@@ -1,4 +1,4 @@
-"""A healthy site gives no finding, and each fault of one its own, alone, with both sides and a command."""
+"""A healthy site has no finding. Each fault gives exactly one, with both sides and a command."""
 
 import shlex
 

@@ -53,7 +53,7 @@ def commands(module):
 
 
 ADVICE = "rackloom up serves REST alone: with this token it does what elsewhere does"
-"""A sentence about a command, no command."""
+"""A sentence about a command, which is not a command."""
 COMMANDS = sorted({text for module in MODULES for text in commands(module)} - {ADVICE})
 
 

@@ -1,4 +1,4 @@
-"""The work grows with a site's records and not with their pairs, when all is well and when nothing is."""
+"""The work grows with a site's records and not with their pairs, on healthy sites and on broken ones."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""GPUs are joined through the join key and through nothing else, one machine at a time, in linear work."""
+"""GPUs are joined through the join key only, one machine at a time, in linear work."""
 
 import msgspec
 import pytest

@@ -1,7 +1,7 @@
 """Every fault that a scenario can plant is found by the doctor in a shipped one, or cannot be.
 
-The scenarios themselves are played in tests/app/test_playing.py: there each finding is looked for in the live
-picture, and so is that nothing is left when all is healed.
+tests/app/test_playing.py plays the scenarios. It looks for each finding in the live snapshot, and checks that
+nothing is left when all is healed.
 """
 
 import itertools
@@ -112,7 +112,7 @@ def test_what_the_doctor_finds_names_the_object_that_was_broken(scenario):
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_nothing_is_left_to_be_found_in_the_end(scenario):
-    """Of the whole picture, and after the last thing that was done."""
+    """The whole snapshot is checked after the last action."""
     last = max(at for at, step in enumerate(scenario.steps) if isinstance(step, model.Action))
     after = [step for step in scenario.steps[last:] if step.step_kind is no_finding]
     assert [step.check for step in after] == [""]

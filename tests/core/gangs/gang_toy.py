@@ -77,7 +77,7 @@ def objects_by_gang(
 
 
 class Toy:
-    """A cluster as three dicts. Writes are checked as the API server and the rules of gangs have it."""
+    """A cluster as three dicts. Writes are checked by the rules of the API server and of gangs."""
 
     def __init__(self):
         self.now = 1_000_000.0
@@ -179,7 +179,7 @@ class Toy:
         assert set(before.trays) & used <= set(after.trays)
 
     def check_sending_away(self, pod):
-        """Nobody who stays loses a seat to one who leaves."""
+        """A pod that stays never loses a seat to one that leaves."""
         tray = pod["metadata"]["annotations"][TRAY_ANNOTATION]
         here = (pod for pod in self.ungated() if pod["metadata"]["annotations"][TRAY_ANNOTATION] == tray)
         staying = [pod for pod in here if "deletionTimestamp" not in pod["metadata"]]
@@ -203,7 +203,7 @@ class Toy:
         return [pod for pod in self.pods.values() if GANG_LABEL in pod["metadata"].get("labels", {})]
 
     def ungated(self):
-        """Those that have not ended."""
+        """The ungated pods that have not ended."""
         pods = (pod for pod in self.pods_of_gang() if not has_ended(pod))
         return [pod for pod in pods if not pod["spec"].get("schedulingGates")]
 
@@ -323,7 +323,7 @@ class Toy:
                 self.put(self.pods, name, merge_patch(pod, {"spec": {"nodeName": tray}}))
 
     def settle(self):
-        """Let time pass and the controller work until it has nothing to do."""
+        """Lets time pass and the controller work until it has nothing to do."""
         for name in [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]:
             del self.pods[name]
         for _ in range(120):

@@ -1,4 +1,4 @@
-"""Which pod has a slot when two pods were ungated for it: the one that is not being deleted."""
+"""If two pods were ungated for a slot, the one that is not being deleted has it."""
 
 import pytest
 from tests.core.gangs.test_gang_completion import KEY, record_of
@@ -36,7 +36,7 @@ def seated(*members):
 
 @pytest.mark.parametrize("bound", [(), ("leaves",), ("stays",), ("leaves", "stays")])
 def test_a_pod_that_leaves_takes_no_seat_from_one_that_stays(bound):
-    """Else the one that stays would be deleted as well, though it is where it belongs."""
+    """Otherwise the pod that stays would be deleted too, although it is in its place."""
     places = {name: "t0" if name in bound else "" for name in ("leaves", "stays")}
     leaves = ungated("leaves", 0, node=places["leaves"], going=True)
     stays = ungated("stays", 1, node=places["stays"])

@@ -1,4 +1,4 @@
-"""Which slots of a plan no pod needs any more, counted from pods and their Jobs."""
+"""The slots of a plan that no pod needs any more, counted from pods and their Jobs."""
 
 import pytest
 from hypothesis import given
@@ -151,7 +151,7 @@ def test_each_index_is_counted_once_whoever_says_that_it_is_over(closed, failed,
 
 
 def written(indexes):
-    """As a Job writes them: runs of three and more as a range."""
+    """The indexes in the form that a Job writes: runs of three and more become a range."""
     starts = sorted(index for index in indexes if index - 1 not in indexes)
     ends = sorted(index for index in indexes if index + 1 not in indexes)
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

@@ -88,7 +88,7 @@ def cluster(*, slices, templates=(), claims=(), pods=(), taint_rules=()):
 
 
 def rooms(objects, *requests, mine="team/big", counted=None):
-    """How many members with such a claim each tray serves."""
+    """The number of members with such a claim that each tray serves."""
     known = claim_specs(cluster(slices=(), templates=(template("t", *requests),)), "team")
     found = group_claims([read_member(pod("w", "t"))], known)
     site = read_site(objects)
@@ -202,7 +202,7 @@ def test_a_resource_that_stands_for_a_device_class_is_refused_by_name():
 
 
 def test_gpus_that_are_counted_and_claimed_are_held_once():
-    """The scheduler makes a claim for counted GPUs where a driver publishes them (KEP-5004)."""
+    """The scheduler makes a claim for counted GPUs if a driver publishes them (KEP-5004)."""
     mapping = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "d"}
     status = {"extendedResourceClaimStatus": {"resourceClaimName": "made", "requestMappings": [mapping]}}
     counting = pod("theirs", gang=None, gpus=1, on="n1")

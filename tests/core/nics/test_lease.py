@@ -44,7 +44,7 @@ def grant(seconds, address=ADDRESS, t1=0.5, t2=0.875):
 LEASED = st.sampled_from([0.5, 8.0, 100.0, 3600.0, 86400.0, 2.0**32 - 1])
 GRANTS = st.builds(grant, LEASED, st.sampled_from([ADDRESS, ADDRESS, "10.9.0.66/24", "10.9.0.77/16"]))
 ANSWERS = GRANTS | st.sampled_from(list(RequestFailure))
-"""An answer, to whichever request."""
+"""An answer to any request."""
 
 
 @st.composite

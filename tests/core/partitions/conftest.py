@@ -1,4 +1,4 @@
-"""One small domain, written down in a line per test."""
+"""One small domain, described in a line per test."""
 
 from typing import Any
 

@@ -175,7 +175,7 @@ def test_a_missing_tray_blocks_its_own_gpus_only(case: Any) -> None:
 
 
 def test_the_names_of_a_swapped_tray_make_room_for_its_successor(case: Any) -> None:
-    # Found by simulation: the GUIDs of a tray that was taken out stay in a GUID-based partition for ever.
+    # Found by simulation: the GUIDs of a removed tray stay in a GUID-based partition forever.
     case.assign("a", 1, 2).owns("rl-a", "a").stands(1, "rl-a", 1, 70).unmanaged(70)
     (removal,) = plan_of(case).operations
     assert removal == RemoveGpus(partition_id=1, name="rl-a", guids=(70,))

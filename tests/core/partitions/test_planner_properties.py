@@ -31,7 +31,7 @@ DOMAIN = "00000000-0000-4000-8000-00000000d001"
 LOGICAL = ("lp0", "lp1", "lp2", "lp3")
 TRAYS = ("tray-C-0", "tray-C-1", "tray-gone-7")
 MAX_ROUNDS = 4
-"""Removals, additions, the look that finds nothing to do, and one to spare."""
+"""Removals, additions, the round that finds nothing to do, and a spare one."""
 
 World = tuple[DomainIntent, DomainObservation]
 

@@ -1,6 +1,6 @@
 """Placements of random requests, recorded so that a change of the chooser shows each answer that it changes.
 
-    python -m tests.core.place.golden_placements            the cases whose answer differs from the record
+    python -m tests.core.place.golden_placements            the cases with another answer than the record
     python -m tests.core.place.golden_placements --write    record the present answers
 
 Each kind of request has a generator, and each case has a seed. The record has a line for each case: the
@@ -182,7 +182,7 @@ def recorded() -> dict[str, list[str]]:
 
 
 def differing(kind: str) -> list[str]:
-    """A line for each case that is answered otherwise than recorded."""
+    """A line for each case with an answer that differs from the record."""
     return [
         f"{kind} {number}: {before} -> {now}"
         for number, (before, now) in enumerate(zip(recorded()[kind], answers(kind), strict=True))

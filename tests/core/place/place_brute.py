@@ -1,4 +1,4 @@
-"""Every way to place a small gang, looked at one by one."""
+"""Every way to place a small gang, checked one by one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -115,7 +115,7 @@ def _apart(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
     clique = {tray.name: tray.clique for tray in site.trays}
     together: dict[object, set[str | None]] = {}
     first: dict[str, tuple[str, int]] = {}
-    """Of each group, the first group of its ranks, and the rank of its first member there."""
+    """For each group, the first group of its ranks, and the rank of its first member there."""
     run, rank = "", 0
     for group in gang.groups:
         if group.is_helper:

@@ -1,4 +1,4 @@
-"""Each share of a gang in a clique that no other share uses: planned whenever there is a way."""
+"""Each share of a gang gets a clique that no other share uses, if that is possible."""
 
 from collections import Counter
 from itertools import permutations
@@ -29,7 +29,7 @@ def replicas(draw: st.DrawFn) -> Gang:
 
 
 def can_be_alone(where: PlacementSite, gang: Gang) -> bool:
-    """By trying every order of cliques."""
+    """Whether it is possible, by trying every order of cliques."""
     capacity, blocks = capacity_for(where, gang), colocation_groups(gang)
     room = {
         name: [clique.shape.bounds(block[0].need).capacity >= block[0].members for block in blocks]

@@ -1,4 +1,4 @@
-"""Unlike groups that may be apart: placed where there is room for them, in no more cliques than they need."""
+"""Unlike groups that may be apart are placed if there is room, in no more cliques than they need."""
 
 from random import Random
 
@@ -98,7 +98,7 @@ def of_sizes(chance: Random) -> Gang:
 
 
 def test_a_large_group_of_small_members_leaves_room_for_small_groups_of_large_ones() -> None:
-    """On 6, 6 and 7 free GPUs, 9 members of one leave room for two of 4 if they come second only."""
+    """On 6, 6 and 7 free GPUs, 9 members of one GPU leave room for two of 4 only if they come second."""
     used = tuple(TrayHold(owner="other", tray=f"n0-{at}", gpus=gpus) for at, gpus in enumerate((2, 2, 1)))
     trays = tuple(PlacementTray(name=f"n0-{at}", clique="c0", gpus=8) for at in range(3))
     groups = (

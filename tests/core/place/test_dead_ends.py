@@ -55,7 +55,7 @@ class Looked(dict[MemberNeed, int]):
     times = 0
 
     def items(self) -> object:  # type: ignore[override]
-        """Those of the dictionary."""
+        """The items of the dictionary."""
         self.times += 1
         return super().items()
 

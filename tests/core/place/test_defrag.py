@@ -29,7 +29,7 @@ def gpus_of(where: PlacementSite) -> Counter[str]:
 
 @st.composite
 def bound_sites(draw: st.DrawFn) -> PlacementSite:
-    """Jobs that are kept off some trays, but not off those that they are on."""
+    """Sites with jobs that are kept off some trays, but not off their present ones."""
     where = draw(busy_sites())
     off: dict[str, frozenset[str]] = {}
     for owner in sorted({hold.owner for hold in where.holds}):

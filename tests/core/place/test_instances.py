@@ -1,4 +1,4 @@
-"""The choice of trays against everything that could have been chosen, on sites small enough to try it all."""
+"""The choice of trays, compared with every possible choice on small sites."""
 
 from collections.abc import Sequence
 from itertools import combinations

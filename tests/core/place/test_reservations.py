@@ -30,7 +30,7 @@ Site = tuple[tuple[DomainFreeTrays, ...], list[Reservation], dict[str, str]]
 
 @st.composite
 def sites(draw: st.DrawFn) -> Site:
-    """Domains with free trays, reservations that end at 0 to 20, and which tray is in which."""
+    """Domains with free trays, reservations that end at 0 to 20, and the reservation of each tray."""
     kept = [
         Reservation(str(number), draw(st.sampled_from(OWNERS)), draw(st.integers(0, 20)))
         for number in range(draw(st.integers(0, 4)))
@@ -47,7 +47,7 @@ def sites(draw: st.DrawFn) -> Site:
 
 
 def at(site: Site, now: float) -> tuple[DomainFreeTrays, ...]:
-    """The room as it is at a time."""
+    """The room at a given time."""
     rooms, kept, reserved = site
     owners = owners_of_trays(in_force(kept, now), reserved)
     return tuple(

@@ -69,7 +69,7 @@ def test_a_node_enters_a_block_only_when_no_job_runs_on_it() -> None:
     assert held.waiting == ("b",)
     assert not held.moved
 
-    # It waits further although nothing but the last topology is remembered.
+    # It still waits although only the last topology is remembered.
     assert next_topology(held.topology, found, {"b"}).waiting == ("b",)
 
     free = next_topology(held.topology, found, set())

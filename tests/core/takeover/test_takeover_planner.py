@@ -84,7 +84,7 @@ def test_a_plan_survives_its_file_and_an_edit_shows():
 
 
 def here_after(plan, site):
-    """The site as it reads once the plan is applied."""
+    """The reading of the site after the plan is applied."""
     records = {"allocation": [], "logical-partition": [], "vpc": []}
     instances, machines = [], {machine.id: machine for machine in site.machines}
     for step in plan.steps:

@@ -1,4 +1,4 @@
-"""Every trap, once where it is one and once where it is not."""
+"""Every trap, in one case in which it is a trap and one in which it is not."""
 
 import msgspec
 import pytest

@@ -47,7 +47,7 @@ def wished(text):
 
 
 def near_enough(machine, align, gpu, nic):
-    """Stated from the topology alone, in other words than the generator's."""
+    """The rule of the alignment, computed from the topology alone and not by the generator."""
     cell = classes(machine)[gpu][nic]
     if align == "pcie":
         return cell.path_class in ("PIX", "PXB", "PHB")
@@ -144,7 +144,7 @@ def test_pairs_without_pci_roots_are_told_by_address(ask):
 
 
 def test_useless_pci_roots_are_not_matched(ask):
-    """GB200: the GPU hangs off NVLink-C2C, no NIC shares its root."""
+    """On GB200 the GPU hangs off NVLink-C2C, and no NIC shares its root."""
     with pytest.raises(Refused, match="below one PCIe root") as refused:
         ask("oci-bm.gpu.gb200-v3.4", 1, 1, "pcie")
     assert "--align numa" in refused.value.nearest_fix

@@ -26,7 +26,7 @@ def tainted(site, taint):
 
 
 def freed(site, rack, tray):
-    """Nobody has anything on a tray."""
+    """The site with nothing on a tray."""
     pod = f"team-{rack}/worker-{tray}"
     site = without(site, "uses", lambda record: pod in record.pods)
     site = without(site, "pods", lambda record: f"{record.namespace}/{record.name}" == pod)
