@@ -1,4 +1,4 @@
-"""The relay in front of gRPC: whose calls it ends for strangers, and who reaches the socket behind it."""
+"""The relay in front of gRPC: the calls that it ends for strangers, and access to the socket behind it."""
 
 import asyncio
 import socket
@@ -162,7 +162,7 @@ def test_of_a_client_that_reset_its_connection_nothing_is_held_or_logged(
 
 @pytest.mark.parametrize("client", ["admin", None], ids=["tls", "plain"])
 def test_a_client_that_never_says_anything_is_closed(authority: Authority, client: str | None) -> None:
-    """A handshake has its time, with TLS or without."""
+    """A handshake has a time limit, with TLS or without."""
     limits = msgspec.structs.replace(FEW, handshake_seconds=0.3)
 
     async def story() -> None:
@@ -176,7 +176,7 @@ def test_a_client_that_never_says_anything_is_closed(authority: Authority, clien
 
 
 def open_files() -> int:
-    """How many files and sockets this process has open."""
+    """The number of open files and sockets of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -192,7 +192,7 @@ def found_in(directory: Path) -> list[tuple[Path, str]]:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory for temporary files: for a socket's name, the one of pytest is too long."""
+    """The directory for temporary files. The path of pytest's is too long for a socket's name."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("TMPDIR", short)
         yield Path(short)

@@ -153,7 +153,7 @@ def test_a_large_upload_arrives() -> None:
 
 @pytest.mark.parametrize("path", ["/upload", "/plain"])
 def test_a_body_that_does_not_come_is_not_waited_for(path: str) -> None:
-    """Whether it is answered before or not."""
+    """This holds whether the request is answered before or not."""
 
     async def story() -> None:
         async with served() as server:

@@ -35,7 +35,7 @@ within = 300
 
 
 class Runner:
-    """A job of a runner as its scripts see it: their inputs, and the files that they write."""
+    """A job of a runner from the view of its scripts: their inputs, and the files that they write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Runner:
         env |= {"RUNNER_TEMP": str(self.folder), "PATH": f"{self.path}:{os.environ['PATH']}"}
         script = self.folder / "script.sh"
         script.write_text(filled(step["run"]))
-        # As a runner calls `shell: bash`.
+        # The call of a runner for `shell: bash`.
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * PATIENCE)
 

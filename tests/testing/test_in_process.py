@@ -1,4 +1,4 @@
-"""A site in a thread, seen by the process that it is a guest of."""
+"""A site in a thread, from the view of its host process."""
 
 import gc
 import logging

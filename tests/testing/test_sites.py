@@ -103,7 +103,7 @@ def test_a_fault_is_observed_and_cleared(site):
         "devices", driver="gpu.nvidia.com", tray="rack-01/slot-2", count=1, tainted=True
     )
     site.inject({"do": "switch-mistreats", "rpc": "CreatePartition", "how": "refuses"})
-    site.clear()  # That one has struck nothing: no reason to fail here.
+    site.clear()  # This fault never struck, which is no reason to fail here.
     site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-2", count=0, tainted=True)
     assert json.loads(site.kubeconfig.read_text())["current-context"] == "rackloom-twin"
 

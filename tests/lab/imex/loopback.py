@@ -12,7 +12,7 @@ from rackloom.lab.imex.service import ImexService, ask_daemon
 from rackloom.lab.imex.settings import ImexHost, ImexRefusal, read_imex_options
 
 CONTROL_TIMEOUT = 5.0
-"""Seconds for an answer, as the control tool waits."""
+"""Seconds that the control tool waits for an answer."""
 
 
 class LoopbackImexChild(ImexTask):

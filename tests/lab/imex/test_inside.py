@@ -1,4 +1,4 @@
-"""Stand-ins for nvidia-imex in one process: they connect, take signals and die as separate ones do."""
+"""Stand-ins for nvidia-imex in one process connect, take signals and die like separate processes."""
 
 import asyncio
 import signal

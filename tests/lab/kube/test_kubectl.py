@@ -1,4 +1,4 @@
-"""kubectl itself against the fake server, over a socket: what people type and the doctor names as a fix."""
+"""kubectl against the fake server, over a socket: commands of people, and the fixes that the doctor names."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ class Kubectl:
         return out
 
     async def typed(self, command: str) -> tuple[int | None, str, str]:
-        """How a line of a shell ends, and both of its outputs."""
+        """The exit status and both outputs of a shell line."""
         known = {**os.environ, "KUBECONFIG": str(self.config), "HOME": str(self.folder)}
         done = await asyncio.create_subprocess_shell(
             command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=known
@@ -48,7 +48,7 @@ class Kubectl:
         return done.returncode, out.decode(), errors.decode()
 
     async def tried(self, *words: str) -> tuple[int | None, str, str]:
-        """How it ends, and both of its outputs."""
+        """Its exit status and both outputs."""
         where = ("--kubeconfig", str(self.config), "--cache-dir", str(self.folder / "cache"))
         done = await asyncio.create_subprocess_exec(
             self.program, *where, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE

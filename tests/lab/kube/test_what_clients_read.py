@@ -39,7 +39,7 @@ async def events_since(api, since, count):
 
 
 async def old_list(api, version="0"):
-    """From the server's memory: at least that version."""
+    """A list of at least that version, from the server's memory."""
     return await api.list_of(NODE, None, ListOptions(version))
 
 

@@ -28,7 +28,7 @@ def pod(name: str) -> Object:
 
 
 def claim(name: str, *users: str, uid: str = "") -> Object:
-    """Allocated, and reserved for pods of these names."""
+    """A claim that is allocated, and reserved for pods of these names."""
     results = [{"driver": DRIVER, "request": "r", "pool": "p", "device": "d"}]
     return {
         "metadata": {"name": name, "namespace": "n", "uid": uid or f"uid-{name}"},

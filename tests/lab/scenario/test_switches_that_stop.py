@@ -1,4 +1,4 @@
-"""A switch that was stopped is started by `heal`, unless it answers again by then."""
+"""`heal` starts a switch that was stopped, unless it answers again by then."""
 
 import asyncio
 from types import SimpleNamespace

@@ -66,7 +66,7 @@ class NmxmServer:
         await self.service.operations.close()
 
     async def come_back(self) -> None:
-        """Listen, on the port that it had before if it had one."""
+        """Listen on its earlier port, if it had one."""
         bound = bound_socket(LOOPBACK, self._port)
         self._port = bound.getsockname()[1]
         config = uvicorn.Config(

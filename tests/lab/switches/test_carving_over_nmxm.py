@@ -48,7 +48,7 @@ Harm = tuple[str, NmxmFault]
 
 
 class Time:
-    """A clock that only sleeping moves."""
+    """A clock that moves only during sleep."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -194,7 +194,7 @@ def test_the_planners_model_agrees_with_the_simulated_controller(
         try:
             model = apply_operation(model, operation)
         except Refused:
-            # Twice the same GPU in a removal is the one thing that only the model minds.
+            # Only the model refuses a removal that names the same GPU twice.
             if isinstance(operation, RemoveGpus) and len(set(operation.guids)) < len(operation.guids):
                 continue
             refusal(lambda operation=operation: execute(fabric, operation))

@@ -126,7 +126,7 @@ class Loop:
         self.members = {partition.id: frozenset(partition.guids) for partition in snapshot.partitions}
 
     def seen(self) -> dict[int, str]:
-        """GPU -> logical partition, as the fabric has it."""
+        """GPU -> logical partition in the fabric."""
         owner = {owned.name: owned.logical_partition for owned in self.intent.owned}
         return {
             guid: owner.get(partition.name, partition.name)

@@ -84,7 +84,7 @@ def test_no_route_is_told() -> None:
 @pytest.mark.nixl
 @needs_nixl
 def test_ends_pinned_to_devices_that_cannot_meet_give_up_in_time() -> None:
-    """rdma0 and rdma1 are two networks: what a wrong rail at one end looks like."""
+    """rdma0 and rdma1 are two networks, as with a wrong rail at one end."""
     spec = TransferSpec(block_size=1 << 20, iters=1, warmup_iters=0, timeout_seconds=10)
     with emulation.emulate() as pods:
         here, there = (EndConfig(ucx=UcxPins(("tcp",), (device,))) for device in ("rdma0", "rdma1"))

@@ -175,7 +175,7 @@ def test_the_library_of_another_version_takes_the_place_of_the_first(tmp_path, m
         with pytest.raises(Retry, match="NVML does not start: Function Not Found"), nvml_session(tmp_path):
             pass
         assert pynvml.nvmlLib._name == str(library / f"libnvidia-ml.so.{version}")
-    # Under a session nothing is exchanged: its handles belong to the library that made them.
+    # An open session keeps its library, since its handles belong to the library that made them.
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 1)
     (library / "libnvidia-ml.so.590.44.01").write_bytes(system.read_bytes())
     # The old library is not called for the new driver either.

@@ -1,4 +1,4 @@
-"""Which interfaces of a host are not for tenants, and why: the rule, and the kinds as sysfs shows them."""
+"""The interfaces of a host that are not for tenants: the rule, its reasons, and the kinds in sysfs."""
 
 import json
 import os
@@ -182,7 +182,7 @@ CLUSTERS = st.builds(
 
 @given(NETDEVS, ROUTES, CLUSTERS)
 def test_whoever_carries_something_is_excluded_with_all_below_it(netdevs, routes, cluster):
-    """For any facts, also such as no kernel has: members in circles, text that is no address."""
+    """For any facts, even those that no kernel has, such as circular members or text that is no address."""
     found = excluded_interfaces(netdevs, routes, cluster)
     assert set(found) <= {netdev.name for netdev in netdevs}
     assert all(exclusion.reason and exclusion.fix for exclusion in found.values())
@@ -252,7 +252,7 @@ MAKING = {
     "tun": ("tuntap", "add", "of-tun", "mode", "tap"),
 }
 UNTOLD = {"dummy", "ifb", "macvlan"}
-"""Kinds of which nothing stands in sysfs."""
+"""Kinds that sysfs does not name."""
 ABOVE = {"vxlan", "vlan", "macvlan"}
 
 

@@ -1,4 +1,4 @@
-"""Every published machine, laid out as files, is discovered as it was described."""
+"""Discovery of every published machine, laid out as files, gives its description back."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_matrix_with_sources_comes_back(name, tmp_path):
     if all(device.pci_address for device in (*published.gpus, *published.nics)):
         assert by_name(found, found) == by_name(published, published)
     else:
-        # Made-up addresses are in the order of the profile, so that the rows stand as they stood.
+        # Made-up addresses are in the order of the profile, so the order of the rows is the same.
         assert [[c.path_class for c in row] for row in classes(found)] == [
             [c.path_class for c in row] for row in classes(published)
         ]
