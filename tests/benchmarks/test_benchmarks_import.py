@@ -1,4 +1,4 @@
-"""Every benchmark finds what it imports when it is run by its path, as its page says."""
+"""Every benchmark finds its imports when it is run by its path, as on its page."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which calls of a story count, and that a count above its ceiling fails."""
+"""The calls of a story that count. A count above its ceiling fails."""
 
 import re
 import sys

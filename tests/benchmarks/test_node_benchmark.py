@@ -1,4 +1,4 @@
-"""The benchmark of the node plugins runs and says what it promises; how fast is for its reader to judge."""
+"""The benchmark of the node plugins runs and prints the promised figures. Its reader judges the speed."""
 
 import json
 import subprocess

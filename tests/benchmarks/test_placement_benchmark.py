@@ -1,4 +1,4 @@
-"""The benchmark of placement runs however few plans it is asked for; how fast is for its reader to judge."""
+"""The benchmark of placement runs for any number of plans. Its reader judges the speed."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""No benchmark is forgotten in CI, and what it compares is what the documentation says."""
+"""No benchmark is forgotten in CI, and its comparisons are those in the documentation."""
 
 import importlib.util
 import json
@@ -148,7 +148,7 @@ def program(folder: Path, *lines: str) -> None:
 
 
 def with_growth(folder: Path, growth: float) -> None:
-    """A benchmark whose claims cost so many times as much on the smaller fleet."""
+    """A benchmark in which claims cost `growth` times as much on the smaller fleet."""
     rows = [{"nodes": 40, "claims": 10, "cpu_s": growth}, {"nodes": 160, "claims": 10, "cpu_s": 1.0}]
     program(folder, *(f"print({json.dumps(row)!r})" for row in rows))
 

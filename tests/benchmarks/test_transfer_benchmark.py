@@ -1,4 +1,4 @@
-"""The benchmark of the transfer runs and says what it promises; how fast is for its reader to judge."""
+"""The benchmark of the transfer runs and prints the promised figures. Its reader judges the speed."""
 
 import importlib.util
 import json
@@ -45,7 +45,7 @@ def test_the_median_is_within_its_interval(numbers: list[float]) -> None:
 
 
 def test_a_contended_round_is_discarded_and_counted() -> None:
-    """Whoever is suspect takes its whole round with it."""
+    """If one measurement is suspect, its whole round is discarded."""
     turns = iter([None, "pushed aside", None])
     ways = {"ours": lambda: (2.0, next(turns)), "other": lambda: (1.0, None)}
     BENCHMARK.FOREIGN = float("inf")  # whatever else this machine does

@@ -1,4 +1,4 @@
-"""The benchmark beside upstream's allocator and CEL runs and agrees with them; how fast is for its reader."""
+"""The comparison with upstream's allocator and CEL runs and agrees with them. Its reader judges the speed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Fair queueing: turns by flow, the order within a flow, costs, and what is forgotten."""
+"""Fair queueing: turns by flow, the order within a flow, costs, and flows that are forgotten."""
 
 from collections import Counter
 
@@ -74,7 +74,7 @@ def test_nobody_gets_ahead_by_more_than_one_item(items: list[tuple[str, float]])
     order = []
     while queue.flows:
         waiting = set(queue.flows)
-        # While two flows wait, the service they had differs by no more than two items.
+        # While two flows wait, their service differs by no more than two items.
         shares = [service[flow] for flow in waiting]
         assert max(shares) - min(shares) <= 2 * dearest + 1e-9
         _, taken = queue.take()

@@ -1,4 +1,4 @@
-"""A package that has many modules says in its docstring what each of them is for."""
+"""A package that has many modules states the purpose of each in its docstring."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Skips, with the reason in words, what this machine cannot run."""
+"""Skips tests that this machine cannot run, with the reason in words."""
 
 import pytest
 

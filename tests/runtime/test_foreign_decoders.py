@@ -35,7 +35,7 @@ ALLOWED = {
     "carve/api/audit_middleware.py": "the framework has parsed it already, and keeps it",
 }
 SIMULATORS = "lab/"
-"""Their clients are this program and its tests, except for the files of users that `lab/scenario` reads."""
+"""Only this program and its tests are clients of these, except for user files that `lab/scenario` reads."""
 
 
 def parsers_called(source: str) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""What is left out of a library, and that nobody else sees a difference."""
+"""The parts of a library that are left out, without a difference for other code."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Programs are heard out, and not waited for longer than was said."""
+"""The whole output of a program is read, and the wait for it never exceeds the given limit."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ def test_a_program_that_is_not_there_or_is_none_may_be_tried_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_program_that_hangs_is_killed(tmp_path):
-    """It writes down its number once it runs, and nobody has that number afterwards."""
+    """It writes down its process id once it runs, and no process has that id afterwards."""
     number = tmp_path / "number"
     script = f"echo $$ > {number}; exec sleep 600"
     with pytest.raises(Retry, match="did not end in 2 s"):

@@ -1,4 +1,4 @@
-"""YAML as values: what `yaml.load` reads, but timestamps and other collections, within bounds."""
+"""YAML as values, within bounds: like `yaml.load`, except for timestamps and other collections."""
 
 import pytest
 import yaml
@@ -45,7 +45,7 @@ NODES = st.recursive(
 
 
 def outcome(read, text):
-    """The values, or that it is no YAML, or that a number is none."""
+    """The values, or a mark for invalid YAML or an invalid number."""
     try:
         return repr(read(text))
     except yaml.YAMLError:
@@ -125,7 +125,7 @@ def test_a_merge_key_is_text_where_it_is_named_as_a_value():
 
 
 def test_many_merges_cost_their_keys():
-    """Each merge once copied the whole mapping."""
+    """In the past each merge copied the whole mapping."""
     text = "".join(f"k{number}: 1\n" for number in range(20_000)) + "<<: {}\n" * 20_000
     (found,) = YamlReader("f").documents(text)
     assert len(found) == 20_000

@@ -1,4 +1,4 @@
-"""The relay in front of gRPC: whose calls it ends for strangers, and who reaches the socket behind it."""
+"""The relay in front of gRPC: the calls that it ends for strangers, and access to the socket behind it."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ Call = Callable[[bytes], Awaitable[bytes]]
 
 
 class Slow:
-    """Answers a call when it is told to, or at once when it is asked for that."""
+    """Answers a call when `finish` is set, or at once if the request is `now`."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -52,7 +52,7 @@ class Slow:
 async def served(
     slow: Slow, ended: list[str], authority: Authority, client: str | None, limits: GrpcLimits = FEW
 ) -> AsyncIterator[tuple[int, Call]]:
-    """The port of a server, and a call of a client with a certificate of that name; None: without TLS."""
+    """The port of a server, and a call of a client with this name in its certificate (None: no TLS)."""
     server_side = client_side = None
     if client is not None:
         pem, shown = authority.issue("server"), authority.issue(client)
@@ -78,7 +78,7 @@ async def served(
 
 
 async def crowd_silently(port: int, addresses: list[str], ended: list[str]) -> None:
-    """One silent connection after another from each address; each is accepted before the next."""
+    """One silent connection after another from each address. Each is accepted before the next."""
     with ExitStack() as stack:
         for number, address in enumerate(addresses, 1):
             with suppress(OSError):
@@ -147,7 +147,7 @@ def test_of_a_client_that_reset_its_connection_nothing_is_held_or_logged(
             assert await call(b"now") == b"done"
             before = open_files()
             for _ in range(FEW.connections):
-                # The event loop does not run meanwhile: it accepts what is reset already.
+                # The event loop does not run during this, so it accepts connections that are already reset.
                 for _ in range(FEW.connections - 1):
                     stranger = connected(port)
                     stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_RESET)
@@ -162,7 +162,7 @@ def test_of_a_client_that_reset_its_connection_nothing_is_held_or_logged(
 
 @pytest.mark.parametrize("client", ["admin", None], ids=["tls", "plain"])
 def test_a_client_that_never_says_anything_is_closed(authority: Authority, client: str | None) -> None:
-    """A handshake has its time, with TLS or without."""
+    """A handshake has a time limit, with TLS or without."""
     limits = msgspec.structs.replace(FEW, handshake_seconds=0.3)
 
     async def story() -> None:
@@ -176,7 +176,7 @@ def test_a_client_that_never_says_anything_is_closed(authority: Authority, clien
 
 
 def open_files() -> int:
-    """How many files and sockets this process has open."""
+    """The number of open files and sockets of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -186,13 +186,13 @@ def test_a_client_over_ipv4_has_the_same_address_on_every_listener(address: str)
 
 
 def found_in(directory: Path) -> list[tuple[Path, str]]:
-    """What is in it, and who may do what with that."""
+    """The entries of a directory and their permissions."""
     return [(entry, stat.filemode(entry.stat().st_mode)) for entry in directory.iterdir()]
 
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory for temporary files: for a socket's name, the one of pytest is too long."""
+    """The directory for temporary files. The path of pytest's is too long for a socket's name."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("TMPDIR", short)
         yield Path(short)

@@ -1,4 +1,4 @@
-"""What a bounded server must still do, and what it ends: streams, uploads, readers that do not read."""
+"""Streams, uploads and readers that do not read: a bounded server serves some and ends others."""
 
 import asyncio
 import resource
@@ -35,7 +35,7 @@ LARGE = 64 << 20
 
 
 class Application:
-    """Counts what it is sent, and streams until it is told to stop."""
+    """Counts the bytes that it receives, and streams until `stop` is set."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -153,7 +153,7 @@ def test_a_large_upload_arrives() -> None:
 
 @pytest.mark.parametrize("path", ["/upload", "/plain"])
 def test_a_body_that_does_not_come_is_not_waited_for(path: str) -> None:
-    """Whether it is answered before or not."""
+    """This holds whether the request is answered before or not."""
 
     async def story() -> None:
         async with served() as server:
@@ -201,7 +201,7 @@ def test_who_reads_nothing_is_cut_off_and_who_reads_slowly_is_not() -> None:
 def test_an_answer_is_sent_when_the_client_has_read_it(
     authority: Authority, tmp_path: Path, over_tls: bool, runner: Any
 ) -> None:
-    """Until then its request is not over, so that whoever counts requests counts it."""
+    """Until then its request is not over, so that a count of requests includes it."""
     certificate, key = authority.issue("server").save(tmp_path, "server")
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""What is logged of a request, and what is not."""
+"""The parts of a request that are logged, and those that are not."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The GitHub Action: its inputs reach its scripts, and the scripts do here what a runner has them do."""
+"""The GitHub Action: its inputs reach its scripts, and the scripts do the same here as on a runner."""
 
 import json
 import os
@@ -35,7 +35,7 @@ within = 300
 
 
 class Runner:
-    """A job of a runner as its scripts see it: their inputs, and the files that they write."""
+    """A job of a runner from the view of its scripts: their inputs, and the files that they write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Runner:
         env |= {"RUNNER_TEMP": str(self.folder), "PATH": f"{self.path}:{os.environ['PATH']}"}
         script = self.folder / "script.sh"
         script.write_text(filled(step["run"]))
-        # As a runner calls `shell: bash`.
+        # The call of a runner for `shell: bash`.
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * PATIENCE)
 
@@ -126,7 +126,7 @@ def test_no_package_of_an_index_is_installed_by_default(runner):
 
 @pytest.mark.slow
 def test_the_package_is_installed_for_later_steps(runner, tmp_path):
-    """A wheel without dependencies stands in: `make test-install` installs ours with all of its own."""
+    """A wheel without dependencies stands in: `make test-install` installs ours with all its dependencies."""
     wheel, info = tmp_path / "rackloom-0.0.1-py3-none-any.whl", "rackloom-0.0.1.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("stand_in.py", "def main():\n    print('0.0.1')\n")

@@ -1,4 +1,4 @@
-"""A site in a thread, seen by the process that it is a guest of."""
+"""A site in a thread, from the view of its host process."""
 
 import gc
 import logging
@@ -39,7 +39,7 @@ def settings_of_logging():
 
 
 def open_files():
-    # The descriptor by which the folder is listed is closed again meanwhile.
+    # The descriptor that lists the folder is already closed again.
     return {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
 
 
@@ -48,14 +48,14 @@ def test_a_thread_leaves_its_host_as_it_was(monkeypatch):
     masks, set_umask = [], os.umask
     monkeypatch.setattr(os, "umask", lambda mask: masks.append(mask) or set_umask(mask))
     with start_site(in_process=True):
-        pass  # What is imported and opened once for each process.
+        pass  # The first site does the imports and opens files that a process needs once.
     process, log, threads = settings_of_the_process(), settings_of_logging(), set(threading.enumerate())
     files, frozen = open_files(), gc.get_freeze_count()
     with start_site(in_process=True) as running:
         running.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-0", count=4)
         assert running.log.read_text()
         assert settings_of_the_process() == process
-        # Fewer where what another test of this worker froze has died meanwhile.
+        # There are fewer if objects that another test of this worker froze have died since.
         assert gc.get_freeze_count() <= frozen
     assert settings_of_the_process() == process
     assert settings_of_logging() == log
@@ -70,7 +70,7 @@ def test_a_thread_leaves_its_host_as_it_was(monkeypatch):
 
 @pytest.fixture
 def host_without_structlog():
-    """A host that has not configured structlog, whatever other tests have."""
+    """A host that has not configured structlog, even if other tests have."""
     with structlog_configured():
         structlog.reset_defaults()
         yield

@@ -1,4 +1,4 @@
-"""The pytest plugin, as a project of somebody else meets it."""
+"""The pytest plugin, as another project meets it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`rackloom.testing`: sites in a child process and in a thread; faults, steps, waiting, and how they end."""
+"""`rackloom.testing`: sites in a child process and in a thread, their faults, steps, waits and ends."""
 
 import asyncio
 import json
@@ -103,7 +103,7 @@ def test_a_fault_is_observed_and_cleared(site):
         "devices", driver="gpu.nvidia.com", tray="rack-01/slot-2", count=1, tainted=True
     )
     site.inject({"do": "switch-mistreats", "rpc": "CreatePartition", "how": "refuses"})
-    site.clear()  # That one has struck nothing: no reason to fail here.
+    site.clear()  # This fault never struck, which is no reason to fail here.
     site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-2", count=0, tainted=True)
     assert json.loads(site.kubeconfig.read_text())["current-context"] == "rackloom-twin"
 
@@ -241,7 +241,7 @@ def test_a_site_that_ends_by_itself_is_an_error():
     with ended, start_site() as running:
         pid = json.loads((running.home / "control.json").read_bytes())["pid"]
         os.kill(pid, signal.SIGKILL)
-        # Until all of its threads have ended; the first is a zombie before.
+        # Wait until all of its threads have ended. The first is a zombie before that.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(Refused, match="does not answer"):
             running.inject("switch-stops")

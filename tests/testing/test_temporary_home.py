@@ -1,4 +1,4 @@
-"""A home of a site is gone at its end, and after a kill with the next one."""
+"""The home of a site is removed at its end, or by the next site after a kill."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ WAIT += "with temporary_home() as home: print(home, flush=True); sys.stdin.read(
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files, of this test alone."""
+    """A directory for the temporary files of this test alone."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path

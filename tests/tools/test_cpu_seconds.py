@@ -1,4 +1,4 @@
-"""The CPU seconds of a process tree, with the processes that lost their parent."""
+"""The CPU seconds of a process tree, including processes that lost their parent."""
 
 import json
 import os
@@ -18,7 +18,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a pr
 
 
 def measured(script: str, *arguments: object) -> tuple[int, float]:
-    """The status and seconds of a shell script. No process that stays may keep its output open."""
+    """The status and seconds of a shell script. No remaining process may keep its output open."""
     command = [sys.executable, "-c", RUN, "sh", "-c", script, "sh", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     return tuple(json.loads(done.stdout))

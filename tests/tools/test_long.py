@@ -1,4 +1,4 @@
-"""A long check stops and goes on, and names what failed."""
+"""A long check stops and goes on, and names its failures."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The ceilings of ceilings.toml: how figures are counted, and which differences fail."""
+"""The ceilings of ceilings.toml: the way figures are counted, and the differences that fail."""
 
 import ast
 import io
@@ -49,7 +49,7 @@ LAYOUT = {
 
 
 def tokenised(text: str) -> tuple[int, list[str]]:
-    """The code lines and comments of a module as Python's tokenizer sees them."""
+    """The code lines and comments of a module, by Python's tokenizer."""
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     code: set[int] = set()
     for token in tokens:

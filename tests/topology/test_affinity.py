@@ -161,7 +161,7 @@ def pair(gpu_place, nic_place):
 
 
 def renamed(place):
-    """The same place with every root, bridge, switch and NUMA node called otherwise."""
+    """The same place with other names for every root, bridge, switch and NUMA node."""
     path, numa, switch = place["pcie"], place["numa_node"], place["vendor_switch"]
     bridges = path and path.bridges and tuple(f"new-{bridge}" for bridge in path.bridges)
     return {

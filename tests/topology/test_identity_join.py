@@ -10,7 +10,7 @@ SOURCES = st.sampled_from(Source)
 
 
 def known(values):
-    """A part that may be absent; few values, so that keys often meet."""
+    """A part that may be absent. It has few values, so that keys often meet."""
     return st.none() | st.builds(Fact, st.sampled_from(values), SOURCES)
 
 

@@ -1,4 +1,4 @@
-"""Small clusters, written as the API writes them."""
+"""Small clusters, in the form that the API uses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +17,14 @@ Fields = dict[str, Any]
 
 
 class Cluster:
-    """One node `n`, driver `d.example.com` with class `any`, and whatever a test adds."""
+    """One node `n`, driver `d.example.com` with class `any`, and the objects that a test adds."""
 
     node = msgspec.convert({"metadata": {"name": "n", "labels": {"zone": "a"}}}, Node)
     classes = msgspec.convert([{"metadata": {"name": "any"}, "spec": {}}], list[DeviceClass])
     features = ALL_FEATURES
 
     def slice(self, devices: Sequence[Fields], name: str = "s", **spec: Any) -> ResourceSlice:
-        """A slice of pool `p` on the node, unless `spec` says otherwise."""
+        """A slice of pool `p` on the node, unless `spec` overrides that."""
         place = (
             {"nodeName": "n"}
             if not {"nodeSelector", "allNodes", "perDeviceNodeSelection"} & set(spec)
@@ -51,7 +51,7 @@ class Cluster:
         }
 
     def ask(self, count: int = 1, select: str | None = None, **ask: Any) -> Fields:
-        """What is inside a request."""
+        """The body of a request."""
         selectors = [{"cel": {"expression": select}}] if select else []
         mode = {"allocationMode": "ExactCount", "count": count}
         return {"deviceClassName": "any", "selectors": selectors} | mode | ask
@@ -84,5 +84,5 @@ class Cluster:
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """A cluster to describe."""
+    """A cluster that a test fills."""
     return Cluster()

@@ -1,4 +1,4 @@
-"""Attributes that `rackloom claim check` knows when no slices are at hand."""
+"""Attributes that `rackloom claim check` knows without slices."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from rackloom.core.allocate.driver_slices import typical_slices
 
 
 def unknown_to_lint(driver: str, published: Iterable[str]) -> set[str]:
-    """Of the attributes that a driver publishes, those that the checker would call unpublished."""
+    """The published attributes of a driver that the checker would call unpublished."""
     known = {
         name if "/" in name else f"{driver}/{name}"
         for found in typical_slices()

@@ -1,4 +1,4 @@
-"""The rules that single modules hold: node selectors, taints, capacity, counting."""
+"""The rules of single modules: node selectors, taints, capacity, counting."""
 
 from itertools import product
 from typing import Any

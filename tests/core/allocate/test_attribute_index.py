@@ -63,7 +63,7 @@ def device(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 def beside(rng: random.Random, slice_: dict[str, Any]) -> list[dict[str, Any]]:
-    """Makes a slice what a node may not reach, or reaches in another way; returns more slices of its pool."""
+    """Makes a node lose a slice or reach it in another way. Returns more slices of its pool."""
     spec, name = slice_["spec"], slice_["metadata"]["name"]
     match rng.choice(["old", "incomplete", "twice", "counters", "per device", "everywhere"]):
         case "old":
@@ -195,7 +195,7 @@ def test_the_answer_is_that_of_asking_every_node() -> None:
 
 
 class CountingIndex(SliceIndex):
-    """Knows which nodes were asked for."""
+    """Records the nodes that were queried."""
 
     def __init__(self, slices: Sequence[ResourceSlice]) -> None:
         super().__init__(slices)
@@ -207,7 +207,7 @@ class CountingIndex(SliceIndex):
 
 
 def one_gpu_each(count: int) -> tuple[list[Node], CountingIndex]:
-    """Nodes whose only device has the number of its node as a text and as an integer."""
+    """Nodes with one device each, which has the number of its node as a string and as an integer."""
     nodes = [{"metadata": {"name": f"n{number}"}} for number in range(count)]
     slices = [
         {

@@ -1,4 +1,4 @@
-"""Mode best, by example: what it prefers, what it cannot prove, and where it refuses."""
+"""Mode best, by example: its preferences, the limits of its proofs, and its refusals."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def names(outcome: Any) -> list[str]:
 
 
 def machine(cluster: Any) -> list[ResourceSlice]:
-    """Eight roots in two NUMA nodes, each with a GPU and a NIC; NICs are numbered against the roots."""
+    """Eight roots in two NUMA nodes, each with a GPU and a NIC. NICs are numbered against the roots."""
 
     def device(kind: str, number: int, root: int) -> dict[str, Any]:
         attributes = {"kind": {"string": kind}, ROOT: {"string": f"pci{root}"}, NUMA: {"int": root // 4}}
@@ -74,7 +74,7 @@ def test_partitions_come_from_the_gpu_that_is_used_the_most(cluster: Any) -> Non
 
 
 def test_preferred_alternatives_come_before_everything_else(cluster: Any) -> None:
-    """First fit gives r0 its first alternative and r1 and r2 their last; the sum counts."""
+    """First fit gives r0 its first alternative and r1 and r2 their last. The sum counts."""
     devices = [{"name": f"d{n}", "attributes": {"kind": {"string": k}}} for n, k in enumerate("abcd")]
     only = [cluster.ask(select=kind(name)) for name in "abcd"]
     claim = cluster.claim(

@@ -1,4 +1,4 @@
-"""Mode best: valid, never worse than the first fit, and the best of all answers unless it says otherwise."""
+"""Mode best: valid, never worse than the first fit, and the best of all answers if it is marked as proved."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
@@ -29,7 +29,7 @@ CLASSES = msgspec.convert([{"metadata": {"name": "any"}, "spec": {}}], list[Devi
 FEATURES = Features(list_type_attributes=True)
 ROOT, NUMA = "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode"
 TOTAL = 4
-"""Of each of the two counter sets."""
+"""The value of the counter in each of the two sets."""
 
 numbers = st.integers(0, 2)
 cliques = st.one_of(

@@ -1,4 +1,4 @@
-"""Mode best over nodes takes the answer that adds the least cost, as if each node were asked by itself."""
+"""Mode best over nodes takes the answer that adds the least cost, as if it searched each node separately."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +64,7 @@ def claim(number: int, count: int = 1, constraints: Sequence[dict[str, Any]] = (
 
 
 def allowed(steps: int) -> Callable[[], bool]:
-    """Lets a search go on for so many steps."""
+    """Lets a search go on for `steps` steps."""
     left = iter(range(steps))
     return lambda: next(left, None) is not None
 

@@ -1,6 +1,6 @@
-"""The checker on random answers: it passes what obeys the rules, and sees each kind of planted fault.
+"""The checker on random answers: it passes valid answers, and sees each kind of planted fault.
 
-RACKLOOM_RANDOM_ANSWERS sets how many answers are judged (a few thousand without it); the answers are the same
+RACKLOOM_RANDOM_ANSWERS sets how many answers are judged (a few thousand without it). The answers are the same
 for the same number.
 """
 
@@ -90,7 +90,7 @@ class World:
         return msgspec.convert({"metadata": {"name": "c"}, "spec": {"devices": devices}}, ResourceClaim)
 
     def valid(self, names: Sequence[str]) -> bool:
-        """The rules, once more and as plainly as can be."""
+        """The rules again, in their plainest form."""
         if len(names) != self.count or len(set(names)) != len(names) or not set(names) <= set(self.named):
             return False
         given = [self.named[name] for name in names]

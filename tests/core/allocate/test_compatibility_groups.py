@@ -1,4 +1,4 @@
-"""Compatibility groups: which partitions of a counter set are given out beside which."""
+"""Compatibility groups: the partitions of a counter set that can be allocated together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +70,7 @@ def test_the_group_is_one_that_all_have_and_not_one_per_pair(cluster: Any) -> No
 
 
 def test_going_back_restores_the_groups(cluster: Any) -> None:
-    """With b beside a, only h is left; c needs g, so the search goes back and takes a and c, then d."""
+    """With b beside a, only h is left. c needs g, so the search goes back and takes a and c, then d."""
     slices = gpu(cluster, part("a", "gh"), part("b", "h"), part("c", "g"), part("d", "g"))
     assert names(cluster.allocate(slices, cluster.claim(cluster.request(count=3)))) == ["a", "c", "d"]
 
@@ -108,7 +108,7 @@ def shared(name: str, groups: str) -> Fields:
 
 
 def test_a_further_share_of_a_device_in_use_is_not_compared(cluster: Any) -> None:
-    """Those in use have nothing in common, so nothing new comes in; what is held already is shared on."""
+    """The devices in use have no group in common, so none is added. A device in use can still be shared."""
     slices = gpu(cluster, shared("s", "g"), part("held", "h"), part("a", "g"))
     device = DeviceId("d.example.com", "p", "s")
     held = cluster.in_use("held").dedicated
@@ -124,7 +124,7 @@ def test_a_second_share_in_one_claim_is_not_compared_and_both_are_undone(cluster
     share = cluster.ask(capacity={"requests": {"mem": "1"}})
     two = cluster.claim({"name": "r", "exactly": share}, {"name": "t", "exactly": share})
     assert names(cluster.allocate(slices, two)) == ["s", "s"]
-    # b and c go only where no share of s is: the first alternative is undone.
+    # b and c fit only if there is no share of s, so the first alternative is undone.
     either = cluster.first_of("r", share, cluster.ask(1, "device.driver != ''"))
     claim = cluster.claim(either, cluster.request("t", count=1, select="!device.allowMultipleAllocations"))
     assert names(cluster.allocate(slices, claim)) == ["b", "c"]
@@ -246,7 +246,7 @@ def test_equal_gpus_are_still_tried_once(cluster: Any) -> None:
 def test_what_failed_with_one_group_is_tried_with_the_other(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """a and b fail alike, since their groups do not go with that of the last device; z is no copy of them."""
+    """a and b fail alike: their groups do not go with the last device's. z is no copy of them."""
     monkeypatch.setattr(search, "_DEAD_ENDS", 1)
     kind: Fields = {"attributes": {"kind": {"string": "last"}}}
     slices = gpu(cluster, part("a", "g"), part("b", "g"), part("z", "h"), part("last", "h", **kind))

@@ -1,4 +1,4 @@
-"""Derived attributes: constraints compare what a request's expression gives of each device."""
+"""Derived attributes: constraints compare the value of a request's expression for each device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -110,7 +110,7 @@ def test_a_list_matches_where_a_value_is_common(cluster: Any) -> None:
 @pytest.mark.parametrize("constraint", [match, distinct])
 @pytest.mark.parametrize("feature", [True, False])
 def test_an_empty_list_has_nothing_in_common(cluster: Any, constraint: Any, feature: bool) -> None:
-    """Without list attributes, a first device is not looked at, as upstream has it."""
+    """Without list attributes, a first device is not checked, as in upstream."""
     slices = [cluster.slice([device("a"), device("b")])]
     features = Features(list_type_attributes=feature)
     claim = cluster.claim(cluster.request(count=1, **derive("[]")), constraints=[constraint()])
@@ -294,7 +294,7 @@ def test_equal_devices_are_no_copies_where_what_is_derived_differs(
 
 @pytest.mark.parametrize("pairs", [8, 16])
 def test_pairs_by_a_derived_value_are_refused_soon(cluster: Any, pairs: int) -> None:
-    """One place is short of a NIC; a plain search would try every way to pair the others."""
+    """One place is short of a NIC. A plain search would try every way to pair the others."""
     gpus = [device(f"gpu{n:02}", kind="gpu", path=f"numa-{n}") for n in range(pairs)]
     nics = [device(f"nic{n:02}", kind="nic", numa=n or 99) for n in range(pairs)]
     slices = [cluster.slice(gpus + nics)]

@@ -29,7 +29,7 @@ FEATURES = Features(list_type_attributes=True)
 SELECTORS = ["device.attributes['d'].kind == 'a'", "device.attributes['d'].kind == 'b'"]
 
 DERIVED = ["device.attributes['d'].kind", "[1, 2]", "device.attributes['d'].?group.orValue(0)"]
-"""Of these no device has an error: a search that reaches it stops, and the reference does not."""
+"""Expressions that fail on no device: a search stops at an error, but the reference does not."""
 
 kinds = st.sampled_from(["a", "b"])
 groups = st.one_of(

@@ -1,4 +1,4 @@
-"""Where upstream's search leaked or forgot state when it went back, the answer must be the sound one."""
+"""Answers stay sound in cases in which upstream's search leaked or forgot state when it went back."""
 
 from typing import Any
 

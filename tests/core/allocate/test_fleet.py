@@ -1,4 +1,4 @@
-"""A fleet gives the answers that asking every node in order would give, and keeps its books."""
+"""A fleet gives the answers of a search over every node in order, and keeps its books."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -95,7 +95,7 @@ def slices_of(node: str, devices: list[dict[str, Any]], pool_name: str) -> list[
 
 
 def common_slices(devices: list[dict[str, Any]], **reach: Any) -> list[ResourceSlice]:
-    """A pool whose devices, and the counters that they draw from, are not those of one node."""
+    """A pool that is not tied to one node. Its devices draw from shared counters."""
     pool = {"name": "common", "generation": 1, "resourceSliceCount": 2}
     counters = [{"name": "x", "counters": {"m": {"value": "2"}}}]
     specs = [{"sharedCounters": counters}, {"devices": devices}]
@@ -137,7 +137,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[Node], list[ResourceSlice]]:
 
 
 class Shape(NamedTuple):
-    """What a claim asks for."""
+    """The request of a claim."""
 
     count: int
     selector: str | None
@@ -233,7 +233,7 @@ def test_the_fleet_answers_as_if_every_node_were_asked(
             assert gone is not None
             fleet.release([gone])
         if alone := data.draw(st.sampled_from([None, *nodes])):
-            # One node alone answers as it did in the order of all.
+            # One node alone gives the same answer as within the order of all nodes.
             name = alone.metadata.name
             asked = allocate(
                 alone,
@@ -306,7 +306,7 @@ def test_an_error_of_one_node_passes_it_over(cluster: Any) -> None:
 
 
 def test_of_two_nodes_of_one_name_there_is_one(cluster: Any) -> None:
-    """Dumps of a cluster that were joined have every node twice."""
+    """Joined dumps of a cluster have every node twice."""
     fleet = Fleet(
         [cluster.node, cluster.node], cluster.classes, [cluster.slice([{"name": "d0"}, {"name": "d1"}])]
     )
@@ -388,7 +388,7 @@ def test_full_nodes_are_not_searched_again(cluster: Any) -> None:
 
 
 def test_eight_hundred_claims_cost_nine_searches() -> None:
-    # One for each number of GPUs in use on a node; the hundred nodes are copies of each other.
+    # One for each number of GPUs in use on a node, since the hundred nodes are copies of each other.
     machine = profiles.load_machine("azure-nd96isr-h100-v5")
     nodes = named_nodes(100)
     slices = [slice_ for node in nodes for slice_ in slices_of_machine(machine, node.metadata.name)]

@@ -1,5 +1,5 @@
-"""A fleet whose slices change, whose devices have taints, and whose claims compare attributes, answers as a
-fleet that was built anew, and as nodes that are asked one after another."""
+"""A fleet with changing slices, tainted devices and claims that compare attributes answers as a fresh fleet,
+and as nodes that are searched one after another."""
 
 import random
 from typing import Any
@@ -79,14 +79,14 @@ def claim_of(rng: random.Random, number: int) -> ResourceClaim:
 
 
 def given(outcome: Outcome) -> Any:
-    """What the caller learns: where the claim went, or what kind of refusal it is."""
+    """The visible outcome: the node and devices of the claim, or the kind of refusal."""
     if not isinstance(outcome, Allocation):
         return type(outcome)
     return outcome.node, [result.devices.results for result in outcome.results]
 
 
 def first_of_nodes(slices: list[ResourceSlice], claim: ResourceClaim, held: list[ResourceClaim]) -> Any:
-    """What the first node gives that does not refuse."""
+    """The outcome on the first node that does not refuse."""
     found: Any = None
     for node in NODES:
         found = given(allocate(node, CLASSES, slices, [claim], state=in_use_by(held)))
@@ -154,7 +154,7 @@ def test_a_slice_that_is_not_there_cannot_change() -> None:
 
 
 def equal_pairs(count: int, **more: Any) -> tuple[list[Node], list[ResourceSlice]]:
-    """Nodes of four GPUs of which two and two share a root, each root of a name of its own."""
+    """Nodes of four GPUs, two on each root. Every root has a unique name."""
     nodes, slices = [], []
     for number in range(count):
         devices = [

@@ -1,4 +1,4 @@
-"""Whatever slices and claims say, both modes end within their bound and answer with one of the outcomes."""
+"""For any slices and claims, both modes end within their bound and answer with one of the outcomes."""
 
 from typing import Any
 

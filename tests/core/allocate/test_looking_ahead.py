@@ -1,4 +1,4 @@
-"""Looking ahead makes the search short; it must not change what it answers."""
+"""Looking ahead makes the search short but must not change its answers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -132,7 +132,7 @@ Answer = tuple[str, list[tuple[str, str]]]
 
 
 def answer(slices: Sequence[ResourceSlice], claims: Sequence[ResourceClaim]) -> tuple[Answer, int]:
-    """What was found, with the devices, and the steps that it took."""
+    """The result with its devices, and the number of steps that it took."""
     steps = 0
 
     def proceed() -> bool:
@@ -180,7 +180,7 @@ def test_whether_all_ends_in_an_error_depends_on_the_order_of_its_devices(cluste
 
 
 def partitions(gpus: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """MIG-like partitions of 7 slices per GPU, each with a uuid of its own."""
+    """MIG-like partitions of 7 slices per GPU, each with a unique uuid."""
     sizes = {"4g": (4, 1), "3g": (3, 2), "2g": (2, 3), "1g": (1, 7)}
     sets = [{"name": f"gpu{gpu}", "counters": {"sm": {"value": "7"}}} for gpu in range(gpus)]
     made = [
@@ -201,7 +201,7 @@ def kind(name: str) -> str:
 
 
 HOPELESS_BOUND = 1000
-"""Steps. Plain searches of these take millions, or do not end."""
+"""Steps. Plain searches of these problems take millions, or do not end."""
 
 
 def bounded(limit: int) -> Any:
@@ -236,7 +236,7 @@ def test_one_request_more_than_devices(cluster: Any) -> None:
 
 @pytest.mark.parametrize("devices", [32, 128])
 def test_pairs_of_gpu_and_nic_when_one_root_is_short_of_a_nic(cluster: Any, devices: int) -> None:
-    """15 roots have both; of 16 pairs, each fits if it comes first."""
+    """15 roots have both. Each of the 16 pairs fits if it comes first."""
 
     def device(what: str, number: int, root: int) -> dict[str, Any]:
         attributes = {"kind": {"string": what}, "root": {"int": root}, "uuid": {"string": f"{what}{number}"}}

@@ -1,4 +1,4 @@
-"""A fix that is named works; where no single change helps, none is named."""
+"""A named fix works. If no single change helps, none is named."""
 
 from typing import Any
 

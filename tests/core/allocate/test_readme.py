@@ -1,4 +1,4 @@
-"""The README's example runs and prints what it says; the public names exist."""
+"""The README's example runs and prints the shown output. The public names exist."""
 
 import contextlib
 import io

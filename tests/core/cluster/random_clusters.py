@@ -27,7 +27,7 @@ Object = dict[str, Any]
 
 
 class NodeFacts(NamedTuple):
-    """The facts of one node; GPUs by plugin are None if the node does not name the resource."""
+    """The facts of one node. GPUs by plugin are None if the node does not name the resource."""
 
     by_plugin: int | None
     by_claim: int
@@ -54,7 +54,7 @@ class Cluster(NamedTuple):
 
 
 class Odds(NamedTuple):
-    """The share of clusters' parts that are unusual; 0 for a plain cluster."""
+    """The share of a cluster's parts that are unusual. 0 makes a plain cluster."""
 
     unusual: float = 0.35
     broken: float = 0.0
@@ -295,7 +295,7 @@ class _Maker:
     def claim(
         self, pod: Object, node: str, owner: str | None, free: dict[str, list[str]], *, holds: bool
     ) -> None:
-        """A claim that is allocated; a pod that has ended may still be listed as its user."""
+        """An allocated claim. A pod that has ended may still be listed as its user."""
         rng = self.rng
         meta = pod["metadata"]
         taken = [free[node].pop() for _ in range(rng.randint(1, len(free[node])))]

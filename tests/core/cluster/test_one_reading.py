@@ -126,7 +126,7 @@ def check_cluster(seed: int, odds: Odds) -> None:
         if facts.clique is not None and f"Node {name}" not in cluster.unreadable and name in with_gpus:
             blocks[facts.clique.replace(".", "-")].add(name)
     if any(title.startswith("Node ") for title in cluster.unreadable):
-        # Slurm keeps what it has: a node that is left out would lose its jobs.
+        # Slurm keeps its topology: a node that is left out would lose its jobs.
         with pytest.raises(Refused, match="is left out"):
             topology_of_nodes(cluster.nodes)
         return
@@ -288,7 +288,7 @@ def test_a_cluster_is_followed_object_by_object() -> None:
             follower.drop(kind, obj)
         nothing = follower.state()
         assert nothing == ClusterState(labels=LABELS)
-        # Nor does it keep anything of objects that are gone.
+        # It keeps nothing of objects that are gone either.
         kept = {name: value for name, value in vars(follower).items() if isinstance(value, dict)}
         del kept["_kinds"]
         assert not any(kept.values()), kept
@@ -326,7 +326,7 @@ def test_a_dump_has_the_facts_of_its_objects() -> None:
 
 
 def test_a_rule_that_is_newer_than_this_program_is_no_weaker_rule() -> None:
-    """The pod holds its GPUs, and its job is not moved: its places are not known."""
+    """The pod holds its GPUs, and its job is not moved because its possible places are unknown."""
     term = {"matchLabels": {"zone": "b"}}
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term]}}}
     container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}

@@ -1,4 +1,4 @@
-"""Opaque configs: strict for what users write, lenient for what was accepted before."""
+"""Opaque configs: strict for new ones from users, lenient for those that were accepted before."""
 
 import pytest
 from hypothesis import given

@@ -14,7 +14,7 @@ def read_site(nodes, pods=(), labels=SchedulerLabels(), *, claims=(), slices=(),
 
 
 def as_ready(node):
-    """A node whose kubelet has reported, unless the test says what it reported."""
+    """A node with Ready conditions, unless the test set its conditions."""
     status = node.get("status") or {}
     return node if "conditions" in status else {**node, "status": {**status, "conditions": READY}}
 

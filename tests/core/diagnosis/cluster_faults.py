@@ -80,7 +80,7 @@ def slow_transfer(snapshot):
 
 
 def nic_down(snapshot):
-    """Its transfer was slow for that reason."""
+    """The NIC is down, and its transfer was slow for that reason."""
     down = with_changed(
         snapshot, "devices", lambda record: record.node == NODE and record.partner == pci(1), link="down"
     )
@@ -92,7 +92,7 @@ def is_nic(module):
 
 
 def crossed_nics(snapshot):
-    """The pod of one tray has the NIC of a GPU that somebody else has."""
+    """The pod of one tray has the NIC of a GPU that another pod holds."""
     pod = f"team-0/worker-{TRAY}"
     mine = [use for use in snapshot.uses if pod in use.pods and use.driver not in (GPU_DRIVER, "dra.net")]
     gpu = [use for use in snapshot.uses if pod in use.pods and use.device == "gpu-0"]

@@ -32,7 +32,7 @@ def unreachable(snapshot):
 
 
 def gone_for_good(snapshot):
-    """Its only controller, for two hours."""
+    """The only controller of the domain has been gone for two hours."""
     (url,) = snapshot.domains[0].endpoints
     away = with_changed(
         snapshot, "domains", of_domain, silent=(SilentController(url, NOW - 7200, (serial(0),)),)
@@ -48,7 +48,7 @@ def one_of_two_gone(snapshot):
 
 
 def unregistered(snapshot):
-    """With its controller the records forget what that one told."""
+    """When the controller goes, the records lose its reports."""
     gone = without(snapshot, "domains", of_domain)
     for field in ("fabric_gpus", "partitions"):
         gone = without(gone, field, lambda record: record.domain == domain(0))
@@ -68,7 +68,7 @@ def of_domain(record):
 
 
 def split(snapshot):
-    """What NICo allows per GPU; the label goes."""
+    """A GPU of the tray in another logical partition, which NICo allows per GPU. The label goes."""
     other = PartitionRecord(
         domain=domain(0), id=8, name="rl-x", healthy=True, logical="lp-x", default=False, owner="site"
     )
@@ -87,7 +87,7 @@ def split(snapshot):
 
 
 def swapped(snapshot):
-    """A new tray in the old slot: fabric and records know it, the node's slices are of the old one."""
+    """A new tray in the old slot. Fabric and records know it, but the node's slices are of the old one."""
     new = snapshot
     for module in range(1, 5):
         new = with_changed(new, "fabric_gpus", is_module(module), guid=0xFFFF_0000 + module)
@@ -168,7 +168,7 @@ def tray_out(snapshot):
 
 
 def moved_to_nobody(snapshot):
-    """The tray of an instance sits where the site has no machine; its node has not looked since."""
+    """The tray of an instance sits in a slot without a machine. Its node has not looked since."""
     away = with_changed(snapshot, "machines", lambda record: record.id == MACHINE, missing_since=NOW - 30)
     for module in range(1, 5):
         there = SlotKey(serial(0), 40, module)
@@ -184,7 +184,7 @@ def moved_to_nobody(snapshot):
 
 
 def exchanged(snapshot):
-    """Two trays of one tenant sit in one another's slots; controller, records and nodes know it."""
+    """Two trays of one tenant sit in each other's slots. The controller, records and nodes know it."""
     seats = {place(0, tray, module): (tray, module) for tray in (TRAY, TRAY + 1) for module in range(1, 5)}
     other = {at: place(0, 2 * TRAY + 1 - tray, module) for at, (tray, module) in seats.items()}
 
@@ -214,7 +214,7 @@ def exchanged(snapshot):
 
 
 def names_forgotten(snapshot):
-    """The switch has the partition still, and not its name: of what the records know, nothing is there."""
+    """The switch still has the partition but not its name, so no recorded partition is found."""
     nameless = with_changed(
         snapshot,
         "partitions",
@@ -228,7 +228,7 @@ def names_forgotten(snapshot):
 
 
 def spread(snapshot):
-    """The second rack's first tray became one of the first rack's logical partition, there being no room."""
+    """The first tray of the second rack joined the first rack's logical partition for lack of room."""
     there = machine(1, 0)
     wished = with_changed(snapshot, "instance_gpus", lambda record: record.machine == there, logical="lp-0")
     other = PartitionRecord(

@@ -1,6 +1,6 @@
-"""A picture of whole racks at work in which everything is as it should be; tests break one thing in it.
+"""A snapshot of whole racks at work in which everything is as it should be. Tests break one thing in it.
 
-Names of each layer come from spaces of their own: only the join key ties them.
+Each layer takes names from a separate space: only the join key ties them.
 """
 
 import msgspec
@@ -34,7 +34,7 @@ NOW = 1_800_000_000.0
 TRAYS, GPUS = 18, 4
 NIC_DRIVER = "dra.net"
 PARTITION = 7
-"""Id of the one partition that each rack's tenant has."""
+"""Id of the only partition in each rack."""
 
 
 def domain(rack):
@@ -66,7 +66,7 @@ def clique(rack):
 
 
 def pci(module):
-    """The same on every machine, as in a rack."""
+    """The PCI address of a module, which is the same on every machine of a rack."""
     return f"000{module}:01:00.0"
 
 
@@ -302,7 +302,7 @@ def _transfer(rack, tray, module):
 
 
 def with_changed(snapshot, field, which, **changes):
-    """The picture in which the records of `field` for which `which` holds are changed."""
+    """The snapshot with changes to the records of `field` for which `which` holds."""
     records = getattr(snapshot, field)
     hit = [record for record in records if which(record)]
     assert hit, f"nothing in {field} is meant"
@@ -313,7 +313,7 @@ def with_changed(snapshot, field, which, **changes):
 
 
 def without(snapshot, field, which):
-    """The picture without the records of `field` for which `which` holds."""
+    """The snapshot without the records of `field` for which `which` holds."""
     records = getattr(snapshot, field)
     kept = tuple(record for record in records if not which(record))
     assert len(kept) < len(records), f"nothing in {field} is meant"

@@ -27,7 +27,7 @@ def contradiction(known, new):
 
 
 class PlainIdentities:
-    """As `GpuIdentities`, without a way that is shorter for records that contradict nothing."""
+    """Like `GpuIdentities`, without the shortcut for records that contradict nothing."""
 
     def __init__(self):
         self.gpus = []
@@ -62,7 +62,7 @@ class PlainIdentities:
 
 
 def plain_chain(joined, snapshot):
-    """The chain of one GPU; of several records that fit a name the last counts, of allocations the first."""
+    """The chain of one GPU. If several records fit a name, the last counts, or the first allocation."""
     records = [record for _, record in joined.records]
     listed = [record for record in records if isinstance(record, FabricGpuRecord)]
     owners = [record for record in records if isinstance(record, MachineGpu)]
@@ -91,7 +91,7 @@ def plain_chain(joined, snapshot):
 
 
 def last(records, fits):
-    """Of some records the last that fits."""
+    """The last record that fits."""
     return next((record for record in reversed(records) if fits(record)), None)
 
 

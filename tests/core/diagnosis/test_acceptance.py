@@ -1,4 +1,4 @@
-"""The acceptance export claims what the picture shows, and no more."""
+"""The acceptance export claims only facts that the snapshot shows."""
 
 import msgspec
 import pytest
@@ -89,7 +89,7 @@ def without_power(snapshot, at):
 
 
 def test_where_a_node_is_silent_no_daemon_of_it_counts():
-    """What its daemon said last is still written in the cluster."""
+    """The last report of its daemon is still in the cluster."""
     silent = outcomes(without_power(WELL, node(0, 1)))
     assert (silent["SDN21"], silent["SDN25"]) == (AcceptanceOutcome.UNKNOWN, AcceptanceOutcome.UNKNOWN)
     down = with_changed(WELL, "nodes", lambda record: record.name == node(0, 1), ready=False)
@@ -159,7 +159,7 @@ JUDGED = {
 
 @pytest.mark.parametrize("cause", EXPLAINS)
 def test_what_is_only_a_consequence_still_fails_its_tests(cause, monkeypatch):
-    """The page lists it under its cause; whoever buys the site asked for the thing itself."""
+    """The page lists it under its cause, but the buyer of the site requires the thing itself."""
     effects = sorted(EXPLAINS[cause])
     found = [fails(effect, "it", "is broken", "mend it", where=("here",)) for effect in (cause, *effects)]
     monkeypatch.setattr(examination, "check_across", lambda *_: found)

@@ -1,4 +1,4 @@
-"""A healthy site gives no finding, and each fault of one its own, alone, with both sides and a command."""
+"""A healthy site has no finding. Each fault gives exactly one, with both sides and a command."""
 
 import shlex
 
@@ -137,7 +137,7 @@ def test_tenants_that_share_memory_are_the_worst():
 
 
 def test_a_lost_partition_concerns_the_machines_of_its_domain_alone():
-    """A logical partition may span domains, and what waits in another one waits for another reason."""
+    """A logical partition may span domains, and a machine in another domain waits for another reason."""
     spanning = with_changed(WELL, "instance_gpus", lambda record: record.logical == "lp-1", logical="lp-0")
     lost = LostPartition(domain=domain(0), name="old", logical="lp-0", seen_at=NOW - 600)
     (found,) = (
@@ -155,19 +155,19 @@ SEEN_ANYWAY = (
     Check.LOGICAL_SPREAD,
     Check.TRANSFER,
 )
-"""These rest on records of our own, which no silence of others makes doubtful."""
+"""These rest on our records, which stay certain when other layers are silent."""
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(sorted(FAULTS)), min_size=1, max_size=3, unique=True))
 def test_layers_that_cannot_be_read_never_fail(faults):
-    """Nobody knows whether what was once seen is still so."""
+    """Facts that were once seen may no longer hold."""
     snapshot = WELL
     for fault in faults:
         try:
             snapshot = FAULTS[fault][0](snapshot)
         except (AssertionError, ValueError):
-            continue  # The fault needs what another one took away.
+            continue  # The fault needs a record that another one took away.
     silent = with_changed(
         snapshot, "domains", lambda record: True, unknown_since=NOW - 60, problem="no answer"
     )

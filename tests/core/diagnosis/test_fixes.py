@@ -1,4 +1,4 @@
-"""Every command of ours that any check names as a fix exists, with the options that it names."""
+"""Every Rackloom command that a check names as a fix exists, with its options."""
 
 import ast
 import importlib
@@ -25,11 +25,11 @@ MODULES = (
     ),
 )
 ANYTHING = "1"
-"""Stands for what is only known when the doctor looks: a word, and a number."""
+"""Stands for a value that is known only when the doctor looks. It is valid as a word and as a number."""
 
 
 def text_of(node, module):
-    """A string of the source; what is put into it is a constant of its module, or anything."""
+    """A string of the source. Its placeholders become constants of its module, or ANYTHING."""
     if isinstance(node, ast.Constant):
         return node.value
     return "".join(
@@ -41,7 +41,7 @@ def text_of(node, module):
 
 
 def commands(module):
-    """All strings of `module` that begin as a command of ours."""
+    """All strings of `module` that begin as a Rackloom command."""
     tree = ast.parse(Path(module.__file__).read_text())
     inner = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
@@ -53,7 +53,7 @@ def commands(module):
 
 
 ADVICE = "rackloom up serves REST alone: with this token it does what elsewhere does"
-"""A sentence about a command, no command."""
+"""A sentence about a command, which is not a command."""
 COMMANDS = sorted({text for module in MODULES for text in commands(module)} - {ADVICE})
 
 

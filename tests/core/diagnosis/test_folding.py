@@ -1,4 +1,4 @@
-"""One cause, one finding: what follows is named under it, and never makes it look better."""
+"""One cause gives one finding. Its consequences are named under it, and never make it look better."""
 
 import msgspec
 from hypothesis import given

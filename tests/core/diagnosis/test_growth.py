@@ -1,4 +1,4 @@
-"""The work grows with a site's records and not with their pairs, when all is well and when nothing is."""
+"""The work grows with a site's records and not with their pairs, on healthy sites and on broken ones."""
 
 import sys
 import time
@@ -52,7 +52,7 @@ def ill(snapshot):
 
 
 def work(snapshot):
-    """Lines that are run, each turn of a loop or comprehension being one; and what is found."""
+    """The number of lines run (each turn of a loop or comprehension is one), and the findings."""
     run = 0
 
     def count(frame, event, argument):
@@ -80,7 +80,7 @@ def test_each_gpu_is_looked_at_as_often_in_many_racks_as_in_one(broken):
 
 
 def seconds_of_nics(racks):
-    """CPU seconds in which the NICs of racks full of pods are checked; the better of two."""
+    """CPU seconds for the check of the NICs in racks full of pods: the better of two."""
     seen = snapshot(racks, 18, ("acme", "blue"))
     index = SnapshotIndex(seen, join_shares(seen, JoinedShares()).chains)
     spent = []
@@ -94,5 +94,5 @@ def seconds_of_nics(racks):
 @pytest.mark.slow
 def test_a_pod_is_not_compared_with_every_nic_of_the_site():
     # Work inside of one line, such as a copy of a large set, is not counted above. Sixteen times the
-    # racks are sixteen times the work; with a copy for each pod they were more than 200 times.
+    # racks are sixteen times the work. With a copy for each pod they were more than 200 times.
     assert seconds_of_nics(320) < 48 * seconds_of_nics(20)

@@ -1,4 +1,4 @@
-"""GPUs are joined through the join key and through nothing else, one machine at a time, in linear work."""
+"""GPUs are joined through the join key only, one machine at a time, in linear work."""
 
 import msgspec
 import pytest
@@ -96,7 +96,7 @@ def test_a_gpu_that_contradicts_its_place_is_not_attached_and_both_sides_are_tol
 
 
 def listed_too(snapshot, domain, change):
-    """Another domain's controller lists the same GPUs, each changed; it comes first in the picture."""
+    """Another domain's controller lists the same GPUs, each changed. It comes first in the snapshot."""
     wrong = tuple(msgspec.structs.replace(change(gpu), domain=domain) for gpu in snapshot.fabric_gpus)
     return msgspec.structs.replace(snapshot, fabric_gpus=(*wrong, *snapshot.fabric_gpus))
 

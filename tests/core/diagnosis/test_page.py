@@ -1,4 +1,4 @@
-"""How findings are printed for people."""
+"""The printed form of findings for people."""
 
 import msgspec
 from inline_snapshot import snapshot

@@ -1,4 +1,4 @@
-"""A tray that was moved under an instance: where, since when, and only while that is so."""
+"""A tray that was moved under an instance: its place and the time, as long as this is the case."""
 
 import msgspec
 from tests.core.diagnosis.fabric_faults import exchanged, moved_to_nobody

@@ -1,4 +1,4 @@
-"""Which NICs serve a GPU: its own plugin's word first, and every NIC whose plugin names it."""
+"""The NICs of a GPU: those that its plugin names come first, then every NIC with a plugin that names it."""
 
 import msgspec
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Examining only what differs finds what examining everything finds, whatever changed between."""
+"""Examining only the differences gives the findings of a full examination, for any changes."""
 
 import msgspec
 import pytest
@@ -75,7 +75,7 @@ FIELDS = sorted({*VALUES, *MIXED} - {"layers"})
 
 @st.composite
 def changes(draw):
-    """A record gets another value, one of another record, goes, or comes back; a known fault; time passes."""
+    """A change of a record (new value, another record's value, gone, back), a known fault, or a delay."""
     kind = draw(
         st.sampled_from(["set", "set", "set", "mix", "mix", "drop", "back", "fault", "wait", "lost", "left"])
     )
@@ -93,7 +93,7 @@ def changes(draw):
 def changed(snapshot: SiteSnapshot, change) -> SiteSnapshot:
     kind, field, attribute, value, index, other = change
     if kind == "fault":
-        # A fault is planted in a healthy site: what is broken already may lack what it breaks.
+        # A fault is planted in a healthy site: a broken one may lack the record that it breaks.
         return msgspec.structs.replace(FAULTS[field](WELL), at=snapshot.at)
     if kind == "wait":
         return msgspec.structs.replace(snapshot, at=snapshot.at + index)

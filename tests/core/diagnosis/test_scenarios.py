@@ -1,7 +1,7 @@
 """Every fault that a scenario can plant is found by the doctor in a shipped one, or cannot be.
 
-The scenarios themselves are played in tests/app/test_playing.py: there each finding is looked for in the live
-picture, and so is that nothing is left when all is healed.
+tests/app/test_playing.py plays the scenarios. It looks for each finding in the live snapshot, and checks that
+nothing is left when all is healed.
 """
 
 import itertools
@@ -26,7 +26,7 @@ ASKED = {
     "submit",
     "delete-object",
 }
-"""What tenants, operators and users do: nothing breaks by it."""
+"""Actions of tenants, operators and users, which break nothing."""
 HEALING = {
     "switch-answers",
     "switch-leader-registered",
@@ -49,12 +49,12 @@ def kind_of(step):
 
 
 def key_of(step):
-    """The fault that a step plants: its kind, and which of several ways."""
+    """The fault that a step plants: its kind, and the chosen variant."""
     return " ".join([kind_of(step), *(str(getattr(step, name)) for name in _ways(step.step_kind))])
 
 
 def _ways(kind):
-    """The fields of a kind that say which of several things happens, and what each may say."""
+    """The fields of a kind that choose one of several effects, and the values of each field."""
     return {
         field.name: typing.get_args(field.type)
         for field in msgspec.structs.fields(kind.struct)
@@ -63,7 +63,7 @@ def _ways(kind):
 
 
 def every_fault():
-    """All that the language can plant."""
+    """All faults that the language can plant."""
     for name, kind in model.ACTIONS.items():
         for chosen in itertools.product(*_ways(kind).values()):
             fault = " ".join([name, *chosen])
@@ -72,7 +72,7 @@ def every_fault():
 
 
 def found_in(scenario):
-    """The faults of a scenario whose own finding is expected: nothing else breaks or heals in between."""
+    """The faults of a scenario that an expected finding follows before anything else breaks or heals."""
     planted = None
     for step in scenario.steps:
         if isinstance(step, model.Action) and kind_of(step) not in ASKED:
@@ -112,7 +112,7 @@ def test_what_the_doctor_finds_names_the_object_that_was_broken(scenario):
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_nothing_is_left_to_be_found_in_the_end(scenario):
-    """Of the whole picture, and after the last thing that was done."""
+    """The whole snapshot is checked after the last action."""
     last = max(at for at, step in enumerate(scenario.steps) if isinstance(step, model.Action))
     after = [step for step in scenario.steps[last:] if step.step_kind is no_finding]
     assert [step.check for step in after] == [""]

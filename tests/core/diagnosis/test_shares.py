@@ -1,4 +1,4 @@
-"""Joining only what changed gives what joining everything gives, whatever happened to the records between."""
+"""Joining only the changed records gives the result of a full join, for any changes to the records."""
 
 import msgspec
 import pytest
@@ -33,7 +33,7 @@ EDITS = {
 
 @st.composite
 def changes(draw):
-    """A record goes, comes back or takes over a value of another; or a whole layer goes or comes back."""
+    """A record goes, comes back or takes over a value of another. Or a whole layer goes or comes back."""
     kind = draw(st.sampled_from(["edit", "edit", "edit", "drop", "back", "lose", "heal"]))
     if kind in ("lose", "heal"):
         return kind, draw(st.sampled_from(sorted(LAYERS))), "", 0, 0

@@ -1,4 +1,4 @@
-"""What two sides say of one thing is one finding, and nothing that either says is lost."""
+"""Reports of two sides about one thing become one finding that loses nothing from either."""
 
 from itertools import count
 
@@ -108,7 +108,7 @@ def says(number, check, severity, devices):
 
 @st.composite
 def sides(draw):
-    """Faults of one node, of some of its devices or of none, each of which says something of its own."""
+    """Faults of one node, of some of its devices or of none, each with a unique message."""
     numbers = count()
     finding = st.builds(
         lambda *reported: says(next(numbers), *reported),
@@ -121,7 +121,7 @@ def sides(draw):
 
 @given(sides())
 def test_nothing_that_either_side_says_is_lost(reported):
-    """All evidence stays, and a message with its fix too, but for one as bad of the same device."""
+    """All evidence stays. A message and its fix stay unless another for the same device is as severe."""
     cluster, host = reported
     found = list(merge_host_findings(cluster, host))
     for finding in (*cluster, *host):

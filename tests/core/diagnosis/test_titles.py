@@ -1,4 +1,4 @@
-"""What people read first of a finding: title, who is affected, and the steps of the fix."""
+"""The parts of a finding that people read first: title, affected users, and the steps of the fix."""
 
 import pytest
 from tests.core.diagnosis import cluster_faults, fabric_faults

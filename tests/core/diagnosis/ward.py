@@ -1,4 +1,4 @@
-"""What tests of the doctor break: two racks of four trays at work, and the tray that things happen to."""
+"""The site that tests of the doctor break: two racks of four trays at work, and the tray with the fault."""
 
 from tests.core.diagnosis.healthy import healthy, machine, node, serial, slot
 

@@ -1,4 +1,4 @@
-"""Which settings of nvidia-imex an operator may choose, and what is refused with which way out."""
+"""The settings of nvidia-imex that an operator may choose, and the refusals with their fixes."""
 
 from pathlib import PurePath
 

@@ -77,7 +77,7 @@ def objects_by_gang(
 
 
 class Toy:
-    """A cluster as three dicts. Writes are checked as the API server and the rules of gangs have it."""
+    """A cluster as three dicts. Writes are checked by the rules of the API server and of gangs."""
 
     def __init__(self):
         self.now = 1_000_000.0
@@ -109,7 +109,7 @@ class Toy:
         return f"job-{self.job}"
 
     def one_pass(self, most=None):
-        """What the controller does in one go; returns whether anything was left to do."""
+        """Runs one pass of the controller. Returns whether anything was left to do."""
         decision = reconcile_gang(self.snapshot(), SETTINGS)
         for action in decision.actions[:most]:
             self.carry_out(action)
@@ -179,7 +179,7 @@ class Toy:
         assert set(before.trays) & used <= set(after.trays)
 
     def check_sending_away(self, pod):
-        """Nobody who stays loses a seat to one who leaves."""
+        """A pod that stays never loses a seat to one that leaves."""
         tray = pod["metadata"]["annotations"][TRAY_ANNOTATION]
         here = (pod for pod in self.ungated() if pod["metadata"]["annotations"][TRAY_ANNOTATION] == tray)
         staying = [pod for pod in here if "deletionTimestamp" not in pod["metadata"]]
@@ -203,11 +203,11 @@ class Toy:
         return [pod for pod in self.pods.values() if GANG_LABEL in pod["metadata"].get("labels", {})]
 
     def ungated(self):
-        """Those that have not ended."""
+        """The ungated pods that have not ended."""
         pods = (pod for pod in self.pods_of_gang() if not has_ended(pod))
         return [pod for pod in pods if not pod["spec"].get("schedulingGates")]
 
-    # What happens to it.
+    # Events that happen to the gang.
 
     def happen(self, what, about):
         getattr(self, what)(about)
@@ -249,7 +249,7 @@ class Toy:
         self.held = reconcile_gang(self.snapshot(), SETTINGS).actions
 
     def resume(self, _):
-        """It goes on as if nothing had happened; another has led meanwhile."""
+        """It goes on as if nothing had happened, although another has led since."""
         for action in self.held:
             where = {GANG_PLAN: self.plans, POD: self.pods, NODE: self.nodes}[action.kind]
             obj = where.get(action.name)
@@ -258,7 +258,7 @@ class Toy:
                     self.put(where, action.name, json_patch(obj, action.patch))
 
     def other(self, tray):
-        """A pod that knows of no gangs, where it may go."""
+        """A pod that knows of no gangs, on a tray that it may use."""
         if tray in self.nodes and not reserving_plans(self.nodes[tray]) and not self.users(tray):
             meta = {"namespace": "team", "name": f"other-{tray}"}
             self.put(self.pods, meta["name"], {"metadata": meta, "spec": gpus() | {"nodeName": tray}})
@@ -306,11 +306,11 @@ class Toy:
         self.now += seconds
 
     def forget(self, _):
-        """The controller is another one: what was only in memory is gone."""
+        """The controller is another one, so the state in memory is gone."""
         self.refusal, self.checked = "", None
 
     def schedule(self, _):
-        """Bind what can be bound."""
+        """Binds each pod that can be bound."""
         for pod in self.ungated():
             tray = pod["metadata"]["annotations"][TRAY_ANNOTATION]
             host = self.nodes.get(tray)
@@ -323,7 +323,7 @@ class Toy:
                 self.put(self.pods, name, merge_patch(pod, {"spec": {"nodeName": tray}}))
 
     def settle(self):
-        """Let time pass and the controller work until it has nothing to do."""
+        """Lets time pass and the controller work until it has nothing to do."""
         for name in [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]:
             del self.pods[name]
         for _ in range(120):

@@ -1,4 +1,4 @@
-"""Which pod has a slot when two pods were ungated for it: the one that is not being deleted."""
+"""If two pods were ungated for a slot, the one that is not being deleted has it."""
 
 import pytest
 from tests.core.gangs.test_gang_completion import KEY, record_of
@@ -36,7 +36,7 @@ def seated(*members):
 
 @pytest.mark.parametrize("bound", [(), ("leaves",), ("stays",), ("leaves", "stays")])
 def test_a_pod_that_leaves_takes_no_seat_from_one_that_stays(bound):
-    """Else the one that stays would be deleted as well, though it is where it belongs."""
+    """Otherwise the pod that stays would be deleted too, although it is in its place."""
     places = {name: "t0" if name in bound else "" for name in ("leaves", "stays")}
     leaves = ungated("leaves", 0, node=places["leaves"], going=True)
     stays = ungated("stays", 1, node=places["stays"])
@@ -49,7 +49,7 @@ def test_of_two_that_stay_the_one_that_is_there_has_it():
 
 
 def test_a_pod_that_leaves_keeps_its_seat_from_those_at_the_gate():
-    """What it holds is free only when it is gone."""
+    """Its tray is free only when the pod is gone."""
     waiting = pod("waits", 1, spec={"schedulingGates": [{"name": GANG_GATE}]})
     members = (ungated("leaves", 0, node="t0", going=True), read_member(waiting))
     found = assign_slots(GangSnapshot(key=KEY, now=0.0, record=RECORD, members=members), RECORD.plan)

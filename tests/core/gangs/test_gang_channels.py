@@ -1,4 +1,4 @@
-"""Members with a channel of their own: each takes a tray, whatever other trays there are."""
+"""Members with a channel each: every one takes a tray, whichever other trays there are."""
 
 import pytest
 from tests.core.cluster.views import lists_of

@@ -1,4 +1,4 @@
-"""Which slots of a plan no pod needs any more, counted from pods and their Jobs."""
+"""The slots of a plan that no pod needs any more, counted from pods and their Jobs."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ VERSIONS = {"MPIJob": "kubeflow.org/v2beta1", "StatefulSet": "apps/v1"}
 
 
 def pod(name, tray, phase, *, group="worker", index=None, job="job", kind="Job"):
-    """`kind` of its owner; None: it has none."""
+    """A pod of an owner of this `kind`, or without an owner if `kind` is None."""
     owner = {"apiVersion": VERSIONS.get(kind, "batch/v1"), "kind": kind, "name": job, "uid": job}
     labels = {GANG_LABEL: "big", GROUP_LABEL: group} | ({} if index is None else {INDEX: str(index)})
     meta = {"name": name, "uid": name, "namespace": "team", "labels": labels}
@@ -63,7 +63,7 @@ def view_of(members, seats, owners=None, **how):
 
 
 def rest(members, owners, seats, **how):
-    """The seats that are left of a plan, as group and tray, with its spares; None where all are needed."""
+    """The seats that are left of a plan, as group and tray, with its spares. None if all are needed."""
     left = without_unused_trays(view_of(members, seats, owners, **how), record_of(seats, **how))
     return (
         None
@@ -151,7 +151,7 @@ def test_each_index_is_counted_once_whoever_says_that_it_is_over(closed, failed,
 
 
 def written(indexes):
-    """As a Job writes them: runs of three and more as a range."""
+    """The indexes in the form that a Job writes: runs of three and more become a range."""
     starts = sorted(index for index in indexes if index - 1 not in indexes)
     ends = sorted(index for index in indexes if index + 1 not in indexes)
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
@@ -241,7 +241,7 @@ def test_an_mpi_job_says_how_many_pods_of_which_group_it_had():
 
 
 def test_an_mpi_job_of_another_manager_says_nothing_about_its_pods():
-    """The operator does not reconcile it, so what follows from its status is another's rule."""
+    """The operator does not reconcile it, so another manager's rules give its status a meaning."""
     status = {
         "conditions": [{"type": "Succeeded", "status": "True"}],
         "completionTime": "2001-01-01T00:00:00Z",

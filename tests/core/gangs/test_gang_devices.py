@@ -1,4 +1,4 @@
-"""What the members of a gang claim, counted on each tray by the planner's own allocator."""
+"""The devices that the members of a gang claim, counted on each tray by the planner's allocator."""
 
 import pytest
 from tests.core.cluster.views import lists_of
@@ -88,7 +88,7 @@ def cluster(*, slices, templates=(), claims=(), pods=(), taint_rules=()):
 
 
 def rooms(objects, *requests, mine="team/big", counted=None):
-    """How many members with such a claim each tray serves."""
+    """The number of members with such a claim that each tray serves."""
     known = claim_specs(cluster(slices=(), templates=(template("t", *requests),)), "team")
     found = group_claims([read_member(pod("w", "t"))], known)
     site = read_site(objects)
@@ -132,7 +132,7 @@ def test_devices_of_others_are_taken_and_those_of_the_gang_are_not():
 
 
 def test_what_goes_with_the_gpus_of_a_job_is_free_when_the_job_ends():
-    """The planner tries what the end of a job would free; a pod without GPUs is not among what it can end."""
+    """The planner tries the devices that the end of a job would free. It cannot end a pod without GPUs."""
     pods = [pod("job", gang=None, gpus=4, on="n1"), pod("plain", gang=None, on="n2")]
     claims = [claim("a", on="n1", user="job"), claim("b", on="n2", user="plain")]
     objects = cluster(slices=[offer("n1"), offer("n2")], claims=claims, pods=pods)
@@ -202,7 +202,7 @@ def test_a_resource_that_stands_for_a_device_class_is_refused_by_name():
 
 
 def test_gpus_that_are_counted_and_claimed_are_held_once():
-    """The scheduler makes a claim for counted GPUs where a driver publishes them (KEP-5004)."""
+    """The scheduler makes a claim for counted GPUs if a driver publishes them (KEP-5004)."""
     mapping = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "d"}
     status = {"extendedResourceClaimStatus": {"resourceClaimName": "made", "requestMappings": [mapping]}}
     counting = pod("theirs", gang=None, gpus=1, on="n1")

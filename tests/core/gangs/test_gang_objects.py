@@ -1,4 +1,4 @@
-"""What gangs read of pods, nodes and claims, and what they write."""
+"""The facts that gangs read from pods, nodes and claims, and the patches that they write."""
 
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_the_crd_that_is_shipped_is_the_one_of_the_code():
 
 
 def test_the_api_server_prunes_no_field_of_a_recorded_gang():
-    """Fields that a schema does not have are dropped when the object is stored."""
+    """The server drops fields that the schema lacks when it stores the object."""
     terms = PlacementTerms(where="w", channel=True, likeness="l", apart=("a",))
     group = GangGroup(name="g", members=1, gpus=1, devices="d", share="s", terms=terms, follows=True)
     gang = Gang(name="n", groups=(group,), priority=-1, preempts=False, segment=1, spares=1, exclusive=True)

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, and wherever the controller dies: decisions alone keep a gang safe."""
+"""For any events in any order, and at any death of the controller, decisions alone keep a gang safe."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([1.0, 3.0, 40.0, 70.0])),
 )
 ALIVE = st.one_of(st.none(), st.integers(0, 3))
-"""How many actions of a pass are carried out before the controller dies; None: all."""
+"""The number of actions of a pass that are done before the controller dies, or None for all."""
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_whatever_happens_a_gang_is_let_go_whole_and_leaves_nothing(script, is_r
         toy.happen(what, about)
         toy.one_pass(alive)
     if toy.succeeded:
-        # What is left of a gang may be anywhere by now: its job starts anew, whole.
+        # The rest of a gang may be anywhere by now, so its whole job starts again.
         toy.anew(None)
     for tray in TRAYS:
         toy.say(tray, "True")

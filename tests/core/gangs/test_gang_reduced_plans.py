@@ -1,4 +1,4 @@
-"""What is left of a plan after trays were released: which pods start there, and which wait."""
+"""The rest of a plan after trays were released: which pods start there, and which wait."""
 
 from rackloom.core.cluster.gang_objects import (
     GANG_GATE,
@@ -68,7 +68,7 @@ def test_the_last_member_that_failed_begins_anew_on_its_tray():
 
 
 def test_of_two_last_members_the_first_that_comes_back_begins_at_once():
-    """A Job makes them anew one after the other, the later the more often they failed."""
+    """A Job recreates them one after the other, with a longer delay after each failure."""
     failed = (pod("b", "first", "t1", "Failed"), FAILED)
     assert decided(("t1", "t2"), DONE[0], *failed, pod("d", "first")) == [(POD, "d")]
 

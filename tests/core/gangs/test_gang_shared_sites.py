@@ -19,7 +19,7 @@ KINDS = (NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE)
 
 
 def gang(key, members, gpus, spec=None):
-    """A gang without a plan, whose pods all wait."""
+    """A gang without a plan. All its pods wait."""
     meta = {"name": key.name, "namespace": key.namespace, "uid": f"{key}", "resourceVersion": "1"}
     plan = {"apiVersion": GANG_PLAN.api_version, "kind": "GangPlan", "metadata": meta, "spec": {}}
     pods = []

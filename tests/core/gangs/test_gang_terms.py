@@ -1,4 +1,4 @@
-"""A pod that is ungated is scheduled to its tray and nowhere else, by the rules of kube-scheduler."""
+"""An ungated pod is scheduled to its tray and nowhere else, by the rules of kube-scheduler."""
 
 from hypothesis import given
 from hypothesis import strategies as st

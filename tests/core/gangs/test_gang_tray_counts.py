@@ -1,4 +1,4 @@
-"""What was counted before is kept where nothing changed, and never where something did."""
+"""Earlier counts are kept if nothing changed, and never if something did."""
 
 import json
 from zlib import crc32
@@ -42,7 +42,7 @@ STATES = st.builds(
 
 
 def versioned(objects):
-    """As the API server has them: what differs has another version."""
+    """The objects with versions as on the API server: an object that differs has another version."""
     for slice_ in (*objects.slices, *objects.classes):
         version = str(crc32(json.dumps(slice_).encode()))
         slice_["metadata"] |= {"uid": slice_["metadata"]["name"], "resourceVersion": version}
@@ -59,7 +59,7 @@ def test_a_count_with_a_memory_equals_one_without(states, count):
 
 
 class Reader:
-    """Which trays were read, one look after the other."""
+    """Records the trays that each pass reads."""
 
     def __init__(self):
         self.looks = []

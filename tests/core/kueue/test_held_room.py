@@ -1,4 +1,4 @@
-"""What an admitted workload still holds, and what is written into its pods."""
+"""The room that an admitted workload still holds, and the fields that are written into its pods."""
 
 from collections import Counter
 
@@ -83,7 +83,7 @@ def test_what_is_bound_and_what_is_held_are_all_members(trays: dict[str, int], n
     assert not Counter(left) - Counter(trays)
 
 
-# What is written.
+# Written fields.
 
 
 def test_a_verdict_is_written_with_what_kueue_knows_and_no_more_than_it_takes() -> None:

@@ -1,4 +1,4 @@
-"""Verdicts on one reading of a cluster: what is planned, what waits, what can never fit."""
+"""Verdicts on one reading of a cluster: planned, waiting, or never able to fit."""
 
 from typing import Any
 
@@ -244,7 +244,7 @@ def test_spares_that_the_gang_controller_would_refuse_are_not_planned() -> None:
     none = PlacementPass(cluster, [gang], [CHECK], GangSettings(max_spares=0)).decide(gang, CHECK)
     assert none.state == "Retry"
     assert "it would keep 1 spare trays, and its namespace may keep 0 more" in none.message
-    # Where all need quota, only a ComputeDomain has it.
+    # If all need quota, only a ComputeDomain has it.
     served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.ALL)
     assert "its ComputeDomains, by their quota, may keep 0 more" in served.decide(gang, CHECK).message
     served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.LABELLED)
@@ -264,7 +264,7 @@ def test_spares_of_workloads_whose_gangs_are_still_to_come_count() -> None:
     refused = served.decide(second, CHECK)
     assert refused.state == "Retry"
     assert "it would keep 1 spare trays, and its namespace may keep 0 more" in refused.message
-    # A later pass reads them from the status; a workload without a plan is promised nothing.
+    # A later pass reads them from the status. A workload without a plan is promised nothing.
     later = PlacementPass(cluster, [admitted(first, ready), second], [CHECK], settings)
     assert later.decide(second, CHECK).state == "Retry"
     assert PlacementPass(cluster, [first, second], [CHECK], settings).decide(second, CHECK).state == "Ready"
@@ -380,7 +380,7 @@ def test_the_cpus_of_a_member_that_is_bound_count_once() -> None:
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=6),
 )
 def test_no_tray_is_promised_twice(cliques: list[int], jobs: list[tuple[int, int]]) -> None:
-    """Whoever decides: one pass, or a new one for each workload that reads what the others were promised."""
+    """Holds for one pass, and for a new pass per workload that reads the promises to the others."""
     cluster = KueueCluster(nodes=[obj for number, trays in enumerate(cliques) for obj in rack(number, trays)])
     asked = [workload(f"w{number}", members, gpus) for number, (members, gpus) in enumerate(jobs)]
     served, states = pass_on(cluster), list[str]()
@@ -430,7 +430,7 @@ def claiming(driver: str) -> tuple[KueueCluster, KueueWorkload]:
 
 
 def test_a_device_that_a_rule_taints_is_no_room_and_no_reason_for_good() -> None:
-    """A rule can be deleted, so what it keeps from a workload is never proof that it can never fit."""
+    """A rule can be deleted, so its taint is no proof that a workload can never fit."""
     cluster, pair = claiming("gpu.nvidia.com")
     taint = {"key": "example.com/checked", "effect": "NoSchedule"}
     selected = {"pool": "r0-t1", "device": "device-2"}

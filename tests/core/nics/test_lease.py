@@ -1,4 +1,4 @@
-"""The life of a lease, against what RFC 2131 (4.4) says of it, under any answers at any times."""
+"""The life of a lease, compared with RFC 2131 (4.4), under any answers at any times."""
 
 import itertools
 
@@ -44,12 +44,12 @@ def grant(seconds, address=ADDRESS, t1=0.5, t2=0.875):
 LEASED = st.sampled_from([0.5, 8.0, 100.0, 3600.0, 86400.0, 2.0**32 - 1])
 GRANTS = st.builds(grant, LEASED, st.sampled_from([ADDRESS, ADDRESS, "10.9.0.66/24", "10.9.0.77/16"]))
 ANSWERS = GRANTS | st.sampled_from(list(RequestFailure))
-"""An answer, to whichever request."""
+"""An answer to any request."""
 
 
 @st.composite
 def lives(draw):
-    """Leases with what happened to each: how much time passed, where its interface was, what was heard."""
+    """Leases with their events: the time that passed, the state of the interface, and the answer."""
     lease = new_lease(grant(draw(LEASED)), MAC, 1000.0)
     now, happened = 1000.0, []
     for _ in range(draw(st.integers(0, 12))):
@@ -169,7 +169,7 @@ def test_a_silent_network_is_asked_seldom_and_to_the_end(seconds):
     assert len(asked) <= 30
     for (way, at), (later, then) in itertools.pairwise(asked):
         assert way is not later or then - at >= REPEAT_SECONDS
-    # What is lost is asked for again: seldom, and as after a reboot.
+    # A lost address is requested again: seldom, and as after a reboot.
     (way,) = asks(advance_lease(lease, next_due_at(lease), AddressState.BARE))
     assert (way, next_due_at(lease) - now) == (LeaseAction.REBOOT, REPEAT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""One small domain, written down in a line per test."""
+"""One small domain, described in a line per test."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ DOMAIN = "00000000-0000-4000-8000-00000000d001"
 
 
 class Case:
-    """GPUs 1 to `gpus`, all healthy, managed and in no partition; changed by the methods."""
+    """GPUs 1 to `gpus`, all healthy, managed and in no partition. The methods change them."""
 
     def __init__(self, gpus: int = 8) -> None:
         self.observation = DomainObservation(
@@ -64,7 +64,7 @@ class Case:
         return self.want(owned=(*self.intent.owned, mine))
 
     def assign(self, logical_partition: str, *guids: int, tenant: str | None = None) -> "Case":
-        """A tenant (of the partition's own name if not said) wants GPUs in a logical partition."""
+        """A tenant (by default one named after the partition) wants GPUs in a logical partition."""
         owner = tenant or f"of-{logical_partition}"
         new = (GpuAssignment(guid=guid, logical_partition=logical_partition, tenant=owner) for guid in guids)
         return self.want(assignments=(*self.intent.assignments, *new))

@@ -1,4 +1,4 @@
-"""GPUs of a drained tray are in no partition of the site, whatever its policy does with free ones."""
+"""GPUs of a drained tray are in no partition of the site, under any policy for free GPUs."""
 
 from typing import Any
 

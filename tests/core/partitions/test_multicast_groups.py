@@ -1,4 +1,4 @@
-"""How many multicast groups of a domain are in use, and when that is not known."""
+"""The number of multicast groups in use in a domain, and the cases in which it is unknown."""
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ def partition(number: int, groups: int) -> ObservedPartition:
         # The controller knows of groups that no listed partition has.
         (1024, 1000, (16,), 24),
         (1024, 0, (1008, 16), 1024),
-        # 0 is also a number that is not reported: the partitions do not bear it out.
+        # 0 also stands for an unreported number, and the partitions contradict it.
         (1024, 0, (16,), None),
         (1024, 0, (), None),
         (1024, None, (16,), None),

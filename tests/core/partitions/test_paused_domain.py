@@ -1,4 +1,4 @@
-"""A paused domain: nothing is planned for it, and no plan is let through."""
+"""A paused domain: nothing is planned for it, and every plan is refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Plans that the planner would never make are refused, each for its own reason."""
+"""Plans that the planner would never make are refused, each for a separate reason."""
 
 from typing import Any
 

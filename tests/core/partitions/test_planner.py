@@ -1,4 +1,4 @@
-"""What the planner does in each situation it knows, one at a time."""
+"""The planner's answer in each situation that it knows, one at a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -175,7 +175,7 @@ def test_a_missing_tray_blocks_its_own_gpus_only(case: Any) -> None:
 
 
 def test_the_names_of_a_swapped_tray_make_room_for_its_successor(case: Any) -> None:
-    # Found by simulation: the GUIDs of a tray that was taken out stay in a GUID-based partition for ever.
+    # Found by simulation: the GUIDs of a removed tray stay in a GUID-based partition forever.
     case.assign("a", 1, 2).owns("rl-a", "a").stands(1, "rl-a", 1, 70).unmanaged(70)
     (removal,) = plan_of(case).operations
     assert removal == RemoveGpus(partition_id=1, name="rl-a", guids=(70,))
@@ -267,7 +267,7 @@ def test_intent_and_observation_must_be_of_one_domain(case: Any) -> None:
 
 
 def test_the_recorded_id_does_not_decide_ownership(case: Any) -> None:
-    """Ids are reused by controllers; a partition that got the id of one of ours is still somebody else's."""
+    """Controllers reuse ids. A foreign partition stays foreign even if it gets the id of our partition."""
     stale = OwnedPartition(name="rl-a", logical_partition="a", partition_id=9)
     case.want(owned=(stale,)).stands(9, "somebody", 1)
     assert plan_of(case).operations == ()
@@ -291,7 +291,7 @@ def test_what_a_controller_refused_is_not_planned_again_and_said(case: Any) -> N
 
 
 def test_a_failed_deletion_blocks_its_members_and_names_the_number_alone(case: Any) -> None:
-    # A tenant reads it, and the name would show whose partition it is.
+    # A tenant reads it, and the name would show the owner of the partition.
     case.owns("rl-b", "b").stands(7, "rl-b", 3, 4).assign("a", 3, 5)
     (deletion,) = plan_of(case).operations
     plan = make_plan(case.intent, case.observation, {deletion: None})

@@ -1,4 +1,4 @@
-"""What holds for every domain, however strange: safety at each instant, convergence, determinism."""
+"""Properties of every domain, however strange: safety at each instant, convergence, determinism."""
 
 import random
 from collections import Counter
@@ -31,7 +31,7 @@ DOMAIN = "00000000-0000-4000-8000-00000000d001"
 LOGICAL = ("lp0", "lp1", "lp2", "lp3")
 TRAYS = ("tray-C-0", "tray-C-1", "tray-gone-7")
 MAX_ROUNDS = 4
-"""Removals, additions, the look that finds nothing to do, and one to spare."""
+"""Removals, additions, the round that finds nothing to do, and a spare one."""
 
 World = tuple[DomainIntent, DomainObservation]
 
@@ -126,7 +126,7 @@ def _gpu(guid: int, health: GpuHealth, slot: int) -> ObservedGpu:
 def play(world: World) -> Iterator[tuple[DomainIntent, DomainObservation, frozenset[str]]]:
     """The world after every single operation of a reconciler, and the names of partitions it changed.
 
-    Names are recorded before they are asked for, as the reconciler does. Ends at the fixpoint.
+    Names are recorded before they are requested, as the reconciler does. Ends at the fixpoint.
     """
     intent, observation = world
     changed: frozenset[str] = frozenset()
@@ -193,9 +193,9 @@ def test_s4_what_is_not_ours_stays_as_it_was(world: World) -> None:
         if partition.id != DEFAULT_PARTITION_ID
         and (partition.name not in recorded or not partition.guid_based)
     }
-    # A member of a partition of ours that the controller does not list is a name without hardware.
+    # A member of our partition that the controller does not list is a name without hardware.
     listed = {gpu.guid: tray_partition_of(gpu) for gpu in before.gpus}
-    # What the site made for a tray goes with the machine of the tray.
+    # A partition that the site made for a tray goes with the machine of the tray.
     owner_of = {owned.name: owned.logical_partition for owned in intent.owned}
     unmanaged = {
         guid: partition.id
@@ -282,7 +282,7 @@ def test_with_room_every_free_gpu_ends_with_its_tray(world: World) -> None:
             continue
         holder = at.get(gpu.guid)
         if holder is None:
-            # Its name is taken by another hand's partition, or the partition holds what may not be moved.
+            # A foreign partition has its name, or the partition holds GPUs that may not be moved.
             assert f"rl-{tray}" in names
         elif holder.guid_based and holder.name in owner:
             assert owner[holder.name] == tray

@@ -1,4 +1,4 @@
-"""What may be claimed of a GPU while the lists of its controller contradict each other."""
+"""The claims about a GPU that are allowed while the lists of its controller contradict each other."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""The `tray` policy: free GPUs share memory within their tray, and nobody's GPUs with anybody else's."""
+"""The `tray` policy: free GPUs share memory within their tray only, and never with another owner's GPUs."""
 
 from typing import Any
 

@@ -96,7 +96,7 @@ def test_a_gpu_that_two_partitions_list_is_uncertain_with_all_that_they_hold() -
 
 
 def wanting(assignments: dict[int, str], *owned: tuple[int, str], policy: str = "none") -> DomainIntent:
-    """GPUs -> logical partitions that want them; the partitions of these numbers are theirs."""
+    """An intent of GPUs -> logical partitions that want them. `owned` has the numbers of their partitions."""
     return DomainIntent(
         domain="d",
         assignments=tuple(
@@ -114,7 +114,7 @@ def wanting(assignments: dict[int, str], *owned: tuple[int, str], policy: str = 
 
 
 def test_a_contradiction_stops_no_other_tenant() -> None:
-    """Not even while its own partition has GPUs to lose, which wait too."""
+    """This holds even while the contradicted partition has GPUs to lose, which wait too."""
     seen = observed(partition(1, 1, 2), partition(2, 3), uncertain=frozenset({1, 2}))
     intent = wanting({1: "doubtful", 3: "other", 4: "other", 5: "new"}, (1, "doubtful"), (2, "other"))
     plan = make_plan(intent, seen)
@@ -127,7 +127,7 @@ def test_a_contradiction_stops_no_other_tenant() -> None:
 
 
 def test_what_may_share_memory_with_an_uncertain_gpu_waits() -> None:
-    """It joins no partition that is concerned or without members, and no new one that may stand already."""
+    """It joins no affected partition, no partition without members, and no new one that may already exist."""
     seen = observed(partition(1, 1, 2), partition(2), uncertain=frozenset({1, 2, 3}))
     intent = wanting(
         {1: "doubtful", 2: "doubtful", 4: "doubtful", 5: "empty", 3: "hidden", 6: "hidden"},
@@ -193,7 +193,7 @@ def test_a_plan_is_safe_and_leaves_every_uncertain_gpu_alone(
 def test_a_tray_with_an_uncertain_gpu_that_cannot_join_stops_no_tenant(
     partitions: tuple[ObservedPartition, ...], no_nvlink: frozenset[int]
 ) -> None:
-    """GPUs 1 to 3 are in one tray. Its partition waits, the others are made."""
+    """GPUs 1 to 3 are in one tray. Its partition waits, and the others are made."""
     seen = observed(*partitions, uncertain=frozenset({1}), no_nvlink=no_nvlink)
     intent = wanting({4: "lp"}, policy="tray")
     plan = make_plan(intent, seen)

@@ -1,10 +1,10 @@
 """Placements of random requests, recorded so that a change of the chooser shows each answer that it changes.
 
-    python -m tests.core.place.golden_placements            the cases whose answer differs from the record
+    python -m tests.core.place.golden_placements            the cases with another answer than the record
     python -m tests.core.place.golden_placements --write    record the present answers
 
-Each kind of request has a generator, and each case its own seed. The record has a line for each case: the
-answer, or the first digits of its hash where it is long.
+Each kind of request has a generator, and each case has a seed. The record has a line for each case: the
+answer, or the first digits of its hash if it is long.
 """
 
 import hashlib
@@ -149,7 +149,7 @@ def moves_answer(chance: Random) -> str:
 
 
 def room_answer(chance: Random) -> str:
-    """Where a job fits on the map, for an operator or a tenant."""
+    """The places on the map in which a job fits, for an operator or a tenant."""
     racks, trays = chance.randint(1, 6), chance.choice((2, 4, 18))
     holders = tuple(chance.choice((None, None, None, "red", "blue")) for _ in range(racks * trays))
     whole = site_map(SiteReading(snapshot=snapshot(racks, trays, holders)))
@@ -182,7 +182,7 @@ def recorded() -> dict[str, list[str]]:
 
 
 def differing(kind: str) -> list[str]:
-    """A line for each case that is answered otherwise than recorded."""
+    """A line for each case with an answer that differs from the record."""
     return [
         f"{kind} {number}: {before} -> {now}"
         for number, (before, now) in enumerate(zip(recorded()[kind], answers(kind), strict=True))

@@ -1,4 +1,4 @@
-"""Every way to place a small gang, looked at one by one."""
+"""Every way to place a small gang, checked one by one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -51,7 +51,7 @@ def _empty(site: PlacementSite, trays: Sequence[PlacementTray]) -> int:
 def _opened(
     site: PlacementSite, gang: Gang, trays: Sequence[PlacementTray], blocks: Sequence[ColocationGroup]
 ) -> int | None:
-    """The fewest empty trays of a clique that the blocks use or keep; None where they do not fit."""
+    """The fewest empty trays of a clique that the blocks use or keep, or None if they do not fit."""
     members = {group.name: 0 for group in gang.groups if not group.is_helper}
     for part in (part for block in blocks for part in block):
         members[part.group.name] += part.members
@@ -99,7 +99,7 @@ def _loads(
 def can_carry(
     site: PlacementSite, gang: Gang, tray: PlacementTray, load: Sequence[tuple[GangGroup, int]]
 ) -> bool:
-    """Whether so many members of each group can be on the tray."""
+    """Whether the tray can carry these members of each group."""
     some = [(group, count) for group, count in load if count]
     free, kinds = _free(site, tray), {group.devices for group, _ in some}
     untouched = _is_untouched(site, tray)
@@ -114,7 +114,7 @@ def can_carry(
 
 
 def _is_barred(site: PlacementSite, tray: PlacementTray, some: Sequence[tuple[GangGroup, int]]) -> bool:
-    """Whether what members ask for keeps one of them off the tray, or off each other."""
+    """Whether the terms of the members keep one of them off the tray, or off each other."""
     members = [group.terms for group, count in some for _ in range(count) if group.terms is not None]
     linked = any(hold.channel and hold.tray == tray.name for hold in site.holds)
     return any(member.where in tray.closed or (member.channel and linked) for member in members) or any(

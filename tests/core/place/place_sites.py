@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def outcome_of(call: Callable[[], T]) -> T | Refused:
-    """What a call returns, or its refusal."""
+    """The result of a call, or its refusal."""
     try:
         return call()
     except Refused as refused:
@@ -90,7 +90,7 @@ def gangs(draw: st.DrawFn) -> Gang:
 
 
 def faults(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
-    """What is wrong with a plan, computed from the site alone."""
+    """The faults of a plan, computed from the site alone."""
     trays = {tray.name: tray for tray in site.trays}
     used = Counter[str]()
     for hold in site.holds:
@@ -115,7 +115,7 @@ def _apart(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
     clique = {tray.name: tray.clique for tray in site.trays}
     together: dict[object, set[str | None]] = {}
     first: dict[str, tuple[str, int]] = {}
-    """Of each group, the first group of its ranks, and the rank of its first member there."""
+    """For each group, the first group of its ranks, and the rank of its first member there."""
     run, rank = "", 0
     for group in gang.groups:
         if group.is_helper:

@@ -1,4 +1,4 @@
-"""What an organisation may use: never more in use and waiting for it than its allocations hold."""
+"""The trays of an organisation, in use and waiting, never exceed its allocations."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ def test_lacking_is_the_least_that_keeps_the_sum_within_what_is_allocated(
     def is_enough(more: int) -> bool:
         total = (allocated or 0) + more
         is_within = used + machines + idle - own <= total
-        # On its own reserved trays an organisation may use what it was allocated, however much waits.
+        # On its reserved trays an organisation may use its whole allocation, however many trays wait.
         return is_within or (own == machines and used + machines <= total)
 
     lacking = use.lacking(machines, own)

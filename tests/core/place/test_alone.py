@@ -1,4 +1,4 @@
-"""Each share of a gang in a clique that no other share uses: planned whenever there is a way."""
+"""Each share of a gang gets a clique that no other share uses, if that is possible."""
 
 from collections import Counter
 from itertools import permutations
@@ -17,7 +17,7 @@ from rackloom.core.place.search.tray_assignment import SearchBudget
 
 @st.composite
 def replicas(draw: st.DrawFn) -> Gang:
-    """Alike groups, each in a share of its own, or one group in segments."""
+    """Alike groups, each in a separate share, or one group in segments."""
     members, gpus = draw(st.integers(1, 4)), draw(st.sampled_from((1, 2, 4)))
     if draw(st.booleans()):
         return workers(draw(st.integers(1, 8)), gpus, segment=members)
@@ -29,7 +29,7 @@ def replicas(draw: st.DrawFn) -> Gang:
 
 
 def can_be_alone(where: PlacementSite, gang: Gang) -> bool:
-    """By trying every order of cliques."""
+    """Whether it is possible, by trying every order of cliques."""
     capacity, blocks = capacity_for(where, gang), colocation_groups(gang)
     room = {
         name: [clique.shape.bounds(block[0].need).capacity >= block[0].members for block in blocks]

@@ -1,4 +1,4 @@
-"""Unlike groups that may be apart: placed where there is room for them, in no more cliques than they need."""
+"""Unlike groups that may be apart are placed if there is room, in no more cliques than they need."""
 
 from random import Random
 
@@ -22,7 +22,7 @@ CASES = 20
 def test_groups_that_fill_some_cliques_take_no_more_than_those(
     cliques: tuple[int, int], trays: int, kept: int, others: int, seed: int
 ) -> None:
-    """Such a site cannot be looked through; but one way to place the groups is known.
+    """Such a site is too large for a full search, but one way to place the groups is known.
 
     `kept`: trays of each clique that this way leaves free.
     """
@@ -49,7 +49,7 @@ def cut(chance: Random, room: int) -> list[int]:
 
 
 def open_site(free: list[int]) -> PlacementSite:
-    """Cliques of so many empty trays."""
+    """A clique of empty trays for each number in `free`."""
     return PlacementSite(
         tuple(
             PlacementTray(name=f"n{clique}-{at}", clique=f"c{clique}", gpus=4)
@@ -60,7 +60,7 @@ def open_site(free: list[int]) -> PlacementSite:
 
 
 def apart(sizes: list[int]) -> Gang:
-    """A group of each size, whose members take a tray each."""
+    """A group of each size. Every member takes a tray."""
     groups = (GangGroup(name=f"g{at}", members=size, gpus=4, share=str(at)) for at, size in enumerate(sizes))
     return Gang(name="job", groups=tuple(groups))
 
@@ -98,7 +98,7 @@ def of_sizes(chance: Random) -> Gang:
 
 
 def test_a_large_group_of_small_members_leaves_room_for_small_groups_of_large_ones() -> None:
-    """On 6, 6 and 7 free GPUs, 9 members of one leave room for two of 4 if they come second only."""
+    """On 6, 6 and 7 free GPUs, 9 members of one GPU leave room for two of 4 only if they come second."""
     used = tuple(TrayHold(owner="other", tray=f"n0-{at}", gpus=gpus) for at, gpus in enumerate((2, 2, 1)))
     trays = tuple(PlacementTray(name=f"n0-{at}", clique="c0", gpus=8) for at in range(3))
     groups = (

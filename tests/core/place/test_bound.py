@@ -1,4 +1,4 @@
-"""Where what runs may be moved: to no tray that a pod of its job may not use."""
+"""A running job is moved to no tray that one of its pods may not use."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The command and the gang controller agree about trays whose IMEX channel is in use."""
+"""The command and the gang controller agree about trays with an IMEX channel in use."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What pods require of nodes and of each other, as it is read from manifests."""
+"""The requirements of pods on nodes and on each other, as read from manifests."""
 
 from typing import Any
 

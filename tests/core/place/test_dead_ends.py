@@ -1,4 +1,4 @@
-"""Dead ends are known again, whatever alike cliques are called, and cost about the same with many cliques."""
+"""Dead ends are recognised under any names of alike cliques, and cost about the same with many cliques."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Looked(dict[MemberNeed, int]):
     times = 0
 
     def items(self) -> object:  # type: ignore[override]
-        """Those of the dictionary."""
+        """The items of the dictionary."""
         self.times += 1
         return super().items()
 

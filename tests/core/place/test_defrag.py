@@ -29,7 +29,7 @@ def gpus_of(where: PlacementSite) -> Counter[str]:
 
 @st.composite
 def bound_sites(draw: st.DrawFn) -> PlacementSite:
-    """Jobs that are kept off some trays, but not off those that they are on."""
+    """Sites with jobs that are kept off some trays, but not off their present ones."""
     where = draw(busy_sites())
     off: dict[str, frozenset[str]] = {}
     for owner in sorted({hold.owner for hold in where.holds}):
@@ -40,7 +40,7 @@ def bound_sites(draw: st.DrawFn) -> PlacementSite:
 
 
 def is_sound(before: PlacementSite, after: PlacementSite) -> bool:
-    """Nobody lost a GPU, what is pinned stayed, no tray is overfull or has whom it keeps off."""
+    """No owner lost a GPU, pinned jobs stayed, and no tray is overfull or holds a job that it keeps off."""
     room = {tray.name: tray.gpus for tray in after.trays}
     used: Counter[str] = Counter()
     for hold in after.holds:

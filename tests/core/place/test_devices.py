@@ -164,7 +164,7 @@ def test_a_claim_is_held_by_the_job_of_its_pod() -> None:
 
 
 def test_gpus_that_are_counted_and_claimed_are_held_once() -> None:
-    """The scheduler makes a claim for counted GPUs where a driver publishes them (KEP-5004)."""
+    """The scheduler makes a claim for counted GPUs if a driver publishes them (KEP-5004)."""
     containers = [{"name": "main", "resources": {"limits": {LABELS.gpu: "2"}}}]
     mapping = {"containerName": "main", "resourceName": LABELS.gpu, "requestName": "container-0-request-0"}
     pod = {

@@ -1,4 +1,4 @@
-"""A refusal names what blocks the gang, and each fix that it names was planned."""
+"""A refusal names the blocker of the gang, and each fix that it names was planned."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""One gang: every plan is sound, and one group is placed wherever there is room for it."""
+"""One gang: every plan is sound, and one group is placed whenever there is room for it."""
 
 from itertools import product
 
@@ -34,7 +34,7 @@ def test_one_group_is_placed_wherever_brute_force_finds_room(where: PlacementSit
 
 
 def _has_room(where: PlacementSite, gang: Gang, group: GangGroup) -> bool:
-    """Some clique, and some number of members on each of its trays, spares set aside."""
+    """Whether a clique fits the group with some number of members per tray, with spares set aside."""
     used = {
         tray.name: sum(hold.gpus for hold in where.holds if hold.tray == tray.name) for tray in where.trays
     }
@@ -55,7 +55,7 @@ def _has_room(where: PlacementSite, gang: Gang, group: GangGroup) -> bool:
 
 
 def _has_spare(slots: list[int], members: int) -> bool:
-    """The planner fills scarce trays first and whole: what it leaves must stand in for its fullest tray."""
+    """The planner fills scarce trays first and whole, so the rest must stand in for the fullest tray."""
     rising = sorted(slot for slot in slots if slot)
     fullest = 0
     for number, slot in enumerate(rising):
@@ -121,7 +121,7 @@ def test_segments_use_as_few_cliques_as_they_can() -> None:
 
 
 def test_segments_run_on_through_a_group_that_follows_another() -> None:
-    """18 ranks of which the first has a group of its own: 16 share a clique, and 2 do."""
+    """18 ranks, the first in a separate group: 16 share a clique, and the other 2 share one."""
     groups = (
         GangGroup(name="launcher", members=1, gpus=4),
         GangGroup(name="worker", members=17, gpus=4, follows=True),

@@ -1,4 +1,4 @@
-"""The choice of trays against everything that could have been chosen, on sites small enough to try it all."""
+"""The choice of trays, compared with every possible choice on small sites."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -114,7 +114,7 @@ def test_the_order_in_which_domains_are_named_does_not_matter(
 
 @st.composite
 def partly_reserved_sites(draw: st.DrawFn) -> tuple[DomainFreeTrays, ...]:
-    """At most 9 trays; of each domain some wait for the tenant, some for another and some for nobody."""
+    """At most 9 trays. In each domain some wait for the tenant, some for another and some are unreserved."""
     owners = st.lists(st.sampled_from(["mine", "other", None, None]), max_size=3)
     return tuple(
         DomainFreeTrays(
@@ -152,7 +152,7 @@ def test_a_choice_within_the_quota_is_found_whenever_there_is_one(
         for trays in combinations(home, request.trays)
         if keeps_to_the_request(trays) and not lacking(trays)
     ]
-    # What is lacking even with reserved trays alone is refused before trays are chosen.
+    # A request over quota even with reserved trays alone is refused before trays are chosen.
     if use.lacking(request.trays, request.trays):
         assert not possible
         return

@@ -1,4 +1,4 @@
-"""Manifests of every kind that people submit, as gangs; nodes and pods as a site."""
+"""Manifests of every kind that people submit, read as gangs. Nodes and pods are read as a site."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_an_mpi_job_is_a_launcher_and_workers() -> None:
 
 
 def test_a_launcher_that_is_a_worker_stays_with_the_workers() -> None:
-    """Its ranks come before theirs; --apart is for groups that share no memory."""
+    """Its ranks come before theirs. --apart is for groups that share no memory."""
     specs = {"Launcher": {"template": template(4)}, "Worker": {"replicas": 17, "template": template(4)}}
     spec = {"mpiReplicaSpecs": specs, "runLauncherAsWorker": True}
     (job,) = read_jobs([{"kind": "MPIJob", "metadata": {"name": "m"}, "spec": spec}], LABELS)

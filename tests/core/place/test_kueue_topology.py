@@ -1,4 +1,4 @@
-"""What a job asks of Kueue's topology-aware scheduling, planned with its meaning."""
+"""Requests of a job to Kueue's topology-aware scheduling, planned with Kueue's meaning."""
 
 import re
 from typing import Any
@@ -41,7 +41,7 @@ def node(name: str, clique: str, block: str, gpus: int = 4) -> dict[str, Any]:
 
 
 def nodes(*cliques: int, per_block: int = 2) -> list[dict[str, Any]]:
-    """Cliques of so many trays, some of them in a block."""
+    """Cliques of these numbers of trays, with `per_block` cliques in a block."""
     return [
         node(f"c{clique}-t{tray}", f"c{clique}", f"b{clique // per_block}")
         for clique, trays in enumerate(cliques)
@@ -71,7 +71,7 @@ def workload(members: int, topology: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(value: dict[str, Any], found: list[dict[str, Any]]) -> tuple[GangPlan | None, str]:
-    """The plan of the first attempt that has one, and what is noted."""
+    """The plan of the first attempt that has one, and its note."""
     (read,) = read_jobs([value], LABELS)
     request = PlanRequest(labels=LABELS)
 

@@ -1,4 +1,4 @@
-"""CPU and memory bound a plan as kube-scheduler would: no tray is given more than it has; refusals say so."""
+"""CPU and memory bound a plan as in kube-scheduler: no tray is overfull, and refusals name the shortage."""
 
 from collections import Counter
 from fractions import Fraction
@@ -90,7 +90,7 @@ def test_a_node_that_does_not_say_what_it_has_is_not_judged() -> None:
 
 
 def test_the_resources_of_a_job_that_is_preempted_count_as_free() -> None:
-    """Its GPUs are gone with it; what a DaemonSet requests stays."""
+    """Its resources go with it. The requests of a DaemonSet stay."""
     nodes = [tray("t0", cpu="144")]
     holder = pod("old", "t0")
     holder["metadata"]["namespace"] = "default"

@@ -89,7 +89,7 @@ def test_80_gangs_on_32_racks_come_within_1_percent_of_the_optimum(seed: int) ->
 
 
 def upper_bound(highspy: Any, cliques: list[PackingClique], items: list[PackingItem]) -> float:
-    """No assignment scores more: HiGHS's optimum when gangs may be cut and cliques cost nothing to open."""
+    """No assignment scores more: HiGHS's optimum if gangs may be cut and cliques cost nothing to open."""
     model = highspy.Highs()
     model.setOptionValue("output_flag", False)
     model.setOptionValue("solve_relaxation", True)
@@ -146,7 +146,7 @@ def test_no_number_of_lesser_gangs_outweighs_one_of_higher_priority() -> None:
 
 
 def test_gangs_are_packed_together_where_one_by_one_leaves_somebody_over() -> None:
-    """The tightest clique for the first, of 4, is the one of 5, in which 3 and 2 would fit."""
+    """The tightest clique for the first gang, of 4 trays, has 5, in which 3 and 2 would fit."""
     where = site(2, 6, held("n1-0", "other"))
     gangs = [whole("four", 4), whole("three", 3), whole("two-a", 2), whole("two-b", 2)]
     assert left_over(where, gangs) == ()

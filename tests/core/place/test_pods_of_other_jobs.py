@@ -15,7 +15,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def labelled(name: str, members: int = 1, bars: str = "") -> dict[str, Any]:
-    """A job whose pods carry its name, and may be on no node with those of another."""
+    """A job with its name on its pods, which may share no node with pods of the job `bars`."""
     unit = job(name, members, 2)
     template = unit["spec"]["template"]
     template["metadata"] = {"labels": {"app": name}}

@@ -1,4 +1,4 @@
-"""One plan for many schedulers: what each one receives, and what it cannot express."""
+"""One plan for many schedulers: the output for each one, and the parts that it cannot express."""
 
 from typing import Any
 
@@ -186,7 +186,7 @@ def test_kai_is_told_the_level_and_refuses_segments() -> None:
 
 
 def test_kai_is_told_how_many_pods_of_a_job_belong_together() -> None:
-    """Its pod grouper reads the annotation of a Job; left to itself it asks for one pod."""
+    """Its pod grouper reads the annotation of a Job. Without it, the grouper requires one pod."""
     job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"parallelism": 4, "template": pod(4)}}
     assert render("kai", job).objects[-1]["metadata"]["annotations"]["kai.scheduler/batch-min-member"] == "4"
 
@@ -303,7 +303,7 @@ def test_kueue_takes_no_slices_that_leave_pods_over() -> None:
 
 
 def test_segments_that_begin_with_a_launcher_are_rendered_for_slurm_alone() -> None:
-    """A launcher that is a worker is a pod set of its own to Kueue, and the first node to Slurm."""
+    """A launcher that is a worker is a separate pod set in Kueue, and the first node in Slurm."""
     job = mpi_job(5)
     job["spec"]["runLauncherAsWorker"] = True
     job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"] = pod(4)

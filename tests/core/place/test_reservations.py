@@ -1,4 +1,4 @@
-"""Reserved trays: nobody else gets one before its time, and without reservations nothing changes."""
+"""Reserved trays: no other tenant gets one before its time, and without reservations nothing changes."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ Site = tuple[tuple[DomainFreeTrays, ...], list[Reservation], dict[str, str]]
 
 @st.composite
 def sites(draw: st.DrawFn) -> Site:
-    """Domains with free trays, reservations that end at 0 to 20, and which tray is in which."""
+    """Domains with free trays, reservations that end at 0 to 20, and the reservation of each tray."""
     kept = [
         Reservation(str(number), draw(st.sampled_from(OWNERS)), draw(st.integers(0, 20)))
         for number in range(draw(st.integers(0, 4)))
@@ -47,7 +47,7 @@ def sites(draw: st.DrawFn) -> Site:
 
 
 def at(site: Site, now: float) -> tuple[DomainFreeTrays, ...]:
-    """The room as it is at a time."""
+    """The room at a given time."""
     rooms, kept, reserved = site
     owners = owners_of_trays(in_force(kept, now), reserved)
     return tuple(
@@ -88,7 +88,7 @@ def test_at_their_time_reservations_change_nothing_any_more(site: Site, request:
 
 @given(sites(), requests, st.integers(0, 20))
 def test_an_owner_loses_nothing_by_its_reservations(site: Site, request: TrayRequest, now: int) -> None:
-    """What it would get if only others had reservations, it gets with its own as well."""
+    """It gets the trays that it would get if only others had reservations."""
     rooms, kept, reserved = site
     others = [reservation for reservation in kept if reservation.owner != request.tenant]
     if chosen(request, at((rooms, others, reserved), now)) is not None:

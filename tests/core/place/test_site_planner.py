@@ -65,7 +65,7 @@ LAUNCHER_WITH_GPUS = pod("x", None)["spec"]
 
 
 def as_worker(workers: int, launcher: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """An MPIJob whose launcher is rank 0."""
+    """An MPIJob with the launcher as rank 0."""
     found = mpi_job(workers, launcher=launcher)
     found["spec"] |= {"runLauncherAsWorker": True, **fields}
     return found

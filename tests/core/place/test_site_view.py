@@ -1,4 +1,4 @@
-"""A view that was changed is the view that would be made anew, and a change costs what it changes."""
+"""A changed view equals a fresh view, and the cost of a change depends on its size only."""
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,7 @@ Change = tuple[tuple[PlacementTray, ...], tuple[TrayHold, ...], tuple[TrayHold, 
 
 @st.composite
 def changes(draw: st.DrawFn, where: PlacementSite) -> Change:
-    """Some trays are shut, opened or resized; jobs end and begin."""
+    """Some trays are shut, opened or resized, and jobs end and begin."""
     trays = draw(st.lists(st.sampled_from(where.trays), max_size=3, unique_by=lambda tray: tray.name))
     replaced = tuple(
         replace(tray, shut=draw(st.sampled_from((None, "cordoned"))), gpus=draw(st.sampled_from((2, 4))))
@@ -94,7 +94,7 @@ def test_a_tray_that_is_new_or_elsewhere_is_no_change() -> None:
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[CliqueTrays]:
-    """Every clique whose trays are looked at."""
+    """Every clique from which trays are read."""
     seen: list[CliqueTrays] = []
     states = CliqueTrays.states
 

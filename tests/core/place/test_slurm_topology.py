@@ -1,4 +1,4 @@
-"""Blocks of a site, and what Slurm gets next while jobs run."""
+"""Blocks of a site, and Slurm's next topology while jobs run."""
 
 import pytest
 from hypothesis import given
@@ -69,7 +69,7 @@ def test_a_node_enters_a_block_only_when_no_job_runs_on_it() -> None:
     assert held.waiting == ("b",)
     assert not held.moved
 
-    # It waits further although nothing but the last topology is remembered.
+    # It still waits although only the last topology is remembered.
     assert next_topology(held.topology, found, {"b"}).waiting == ("b",)
 
     free = next_topology(held.topology, found, set())

@@ -1,4 +1,4 @@
-"""What members ask of their tray and of each other: exactly that is kept, and nothing more refused."""
+"""The terms of members for their tray and for each other are kept exactly, and nothing more is refused."""
 
 from random import Random
 
@@ -92,7 +92,7 @@ def trays(count: int) -> PlacementSite:
 
 
 def random_site(chance: Random) -> PlacementSite:
-    """Up to 2 cliques of up to 4 trays, some closed to whoever asks for "a" or "b", some linked."""
+    """Up to 2 cliques of up to 4 trays, some closed to members with the terms "a" or "b", some linked."""
     found, holds = [], []
     for clique in range(chance.randint(1, 2)):
         for number in range(chance.randint(1, 4)):
@@ -106,7 +106,7 @@ def random_site(chance: Random) -> PlacementSite:
 
 
 def random_gang(chance: Random) -> Gang:
-    """Up to 3 groups; who keeps apart from whom is agreed by both."""
+    """Up to 3 groups. If one group keeps apart from another, the other does so too."""
     count = chance.randint(1, 3)
     foes = {(a, b) for b in range(count) for a in range(b + 1) if chance.random() < 0.3}
     groups = tuple(random_group(chance, number, foes) for number in range(count))
@@ -133,7 +133,7 @@ def random_group(chance: Random, number: int, foes: set[tuple[int, int]]) -> Gan
 
 
 def unable(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
-    """Trays that carry what they cannot."""
+    """Trays with a load that they cannot carry."""
     loads = {
         tray: [
             (group, sum((seat.group, seat.tray) == (group.name, tray) for seat in plan.seats))

@@ -44,7 +44,7 @@ def test_a_small_gang_is_planned_as_well_as_brute_force_can(seed: int) -> None:
 
 
 def random_site(chance: Random) -> PlacementSite:
-    """Up to 3 cliques of up to 5 trays; half of the sites have trays that are all alike when empty."""
+    """Up to 3 cliques of up to 5 trays. Half of the sites have trays that are all alike when empty."""
     alike = chance.random() < 0.5
     trays, holds = [], []
     for clique in range(chance.randint(1, 3)):
@@ -88,7 +88,7 @@ def closes(plan: GangPlan) -> tuple[int, ...]:
 
 
 def unable(where: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
-    """Spares that cannot take over what a tray of their clique carries, and trays that carry too much."""
+    """Spares that cannot take over the load of a tray in their clique, and trays that carry too much."""
     trays = {tray.name: tray for tray in where.trays}
     loads: dict[str, Counter[str]] = {}
     for seat in plan.seats:
@@ -158,7 +158,7 @@ def test_a_search_that_is_cut_short_still_finds_what_seating_in_turn_finds(
 
 
 def with_kinds(trays: int, kinds: int) -> PlacementSite:
-    """One clique of which every tray can serve each kind."""
+    """One clique in which every tray can serve each kind."""
     rooms = {f"k{kind}": ClaimCapacity(4, 4) for kind in range(kinds)}
     return PlacementSite(
         tuple(PlacementTray(name=f"n{at}", clique="c", gpus=4, rooms=rooms) for at in range(trays))
@@ -171,7 +171,7 @@ def one_of_each(kinds: int, members: int, **more: object) -> Gang:
 
 
 def test_spares_are_chosen_among_those_there_are() -> None:
-    """16 likenesses have 300 million multisets of 16; one of them is a choice of 16 different trays."""
+    """16 likenesses have 300 million multisets of 16. One of them is a choice of 16 different trays."""
     trays = tuple(
         PlacementTray(name=f"n{at}", clique="c", gpus=16, rooms={"k0": ClaimCapacity(room, room)})
         for at in range(18)
@@ -208,14 +208,14 @@ def test_all_searches_for_one_gang_share_an_effort(monkeypatch: pytest.MonkeyPat
 
 
 def rooms_of(at: int, clique: int) -> dict[str, ClaimCapacity]:
-    """By these each clique is another question."""
+    """Rooms that make each clique a different problem."""
     sizes = {f"k{kind}": 1 + (at * (clique + 1) + kind) % 4 for kind in range(4)}
     sizes["k0"] += clique
     return {kind: ClaimCapacity(size, size) for kind, size in sizes.items()}
 
 
 def test_what_competes_for_too_few_trays_is_refused_without_a_search() -> None:
-    """Two kinds of 17 members, of which a tray takes 4 of one: each finds room, both do not."""
+    """Two kinds of 17 members each. A tray takes 4 of one kind, so one kind finds room, but not both."""
     needs = (MemberNeed(1, "k0"), MemberNeed(1, "k1"))
     trays = (TrayVacancy(True, 4, (4, 4)),) * 8
     tray_assignment.solve_and_count.cache_clear()

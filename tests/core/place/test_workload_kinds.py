@@ -1,4 +1,4 @@
-"""Kinds that make pods on GPU racks: their groups, sizes, and what has to be in one clique."""
+"""Kinds that make pods on GPU racks: their groups, sizes, and the groups that need one clique."""
 
 from typing import Any
 

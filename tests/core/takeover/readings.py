@@ -1,4 +1,4 @@
-"""Readings of NICo and of a site with two trays of four GPUs in one domain, and what differs from them."""
+"""Readings of NICo and of a site with trays of four GPUs in one domain, and variants of them."""
 
 import msgspec
 

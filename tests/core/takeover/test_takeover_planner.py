@@ -1,4 +1,4 @@
-"""The plan of a takeover: its order, its proofs, and what it leaves alone."""
+"""The plan of a takeover: its order, its proofs, and the records that it leaves alone."""
 
 import msgspec
 import pytest
@@ -84,7 +84,7 @@ def test_a_plan_survives_its_file_and_an_edit_shows():
 
 
 def here_after(plan, site):
-    """The site as it reads once the plan is applied."""
+    """The reading of the site after the plan is applied."""
     records = {"allocation": [], "logical-partition": [], "vpc": []}
     instances, machines = [], {machine.id: machine for machine in site.machines}
     for step in plan.steps:
@@ -122,7 +122,7 @@ def test_a_second_plan_has_nothing_to_do():
 
 @given(st.sets(st.sampled_from(all_guids(0, 1, 2))), st.sets(st.sampled_from([0, 1])))
 def test_a_partition_is_adopted_only_if_its_gpus_are_those_that_are_wanted(held, trays):
-    """For any members and any instances: never a GPU that nobody wants, never one too few."""
+    """For any members and any instances: never an unwanted GPU, never one too few."""
     nico = nico_reading(instances=tuple(map(nico_instance, sorted(trays))))
     plan = plan_takeover(nico, site_reading(partitions=(shown_partition(sorted(held)),)))
     equal = bool(held) and held == set(all_guids(*trays))
@@ -265,7 +265,7 @@ def test_a_released_gpu_of_an_instance_is_not_wanted():
     assert [len(step.interfaces) for step in plan.steps if isinstance(step, CreateInstance)] == [0, 4]
 
 
-# Records that cannot be created, and what depends on them.
+# Records that cannot be created, and the records that depend on them.
 
 
 @pytest.mark.parametrize(

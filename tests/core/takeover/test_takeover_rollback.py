@@ -1,4 +1,4 @@
-"""What stands in the way of a rollback: what was built on imported records since."""
+"""The blockers of a rollback: records that were built on imported records since."""
 
 import msgspec
 import pytest

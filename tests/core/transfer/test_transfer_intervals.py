@@ -1,4 +1,4 @@
-"""Against published quantiles and hand-counted distributions."""
+"""Intervals, compared with published quantiles and hand-counted distributions."""
 
 import math
 

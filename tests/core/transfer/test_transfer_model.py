@@ -1,4 +1,4 @@
-"""What the wiring lets expect: bounded by the line, ordered by the class, and never called a measurement."""
+"""The rate expected from the wiring: bounded by the line, ordered by the class, never called measured."""
 
 import pytest
 

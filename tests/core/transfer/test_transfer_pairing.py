@@ -28,7 +28,7 @@ AZURE = load_machine("azure-nd96isr-h100-v5")
 
 
 def test_each_gpu_gets_the_nic_behind_its_own_switch() -> None:
-    """The vendor's file pairs GPU k with NIC k; the guest alone would see four equal NICs."""
+    """The vendor's file pairs GPU k with NIC k. The guest alone would see four equal NICs."""
     pairs = pair_up(AZURE, range(8), range(8))
     for pair, gpu, nic in zip(pairs, AZURE.gpus, AZURE.nics, strict=True):
         assert pair == GpuNicPair(f"cuda:{gpu.pci_address}", f"{nic.rdma_device}:1", "PIX", "PIX")

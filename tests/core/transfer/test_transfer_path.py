@@ -1,4 +1,4 @@
-"""Which device carried the bytes, from counters of both ends."""
+"""The device that carried the bytes, from counters of both ends."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Reports and records made of plain numbers, for the tests of what is done with them."""
+"""Reports and records made of plain numbers, for the tests of their users."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ RESULT_FIELDS = [
     "p99_seconds",
     "avg_GBps",
 ]
-"""How the line of a run begins, in this order: readers of the example's output know them."""
+"""The beginning of a run's line, in this order, which readers of the example's output know."""
 
 
 def nic(name: str, gigabits: float = 400.0, **facts: object) -> Link:
@@ -62,7 +62,7 @@ def run(
     memory: str = "cpu",
     window: tuple[float, float] = (0.0, 1.0),
 ) -> TransferReport:
-    """A run of `gbps` GB/s that promised `device` and that `carried` carried."""
+    """A run of `gbps` GB/s that promised `device` and used `carried`."""
     seconds = SPEC.total_bytes / (gbps * 1e9)
     by = f"{carried or device}:1"
 

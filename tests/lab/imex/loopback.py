@@ -12,7 +12,7 @@ from rackloom.lab.imex.service import ImexService, ask_daemon
 from rackloom.lab.imex.settings import ImexHost, ImexRefusal, read_imex_options
 
 CONTROL_TIMEOUT = 5.0
-"""Seconds for an answer, as the control tool waits."""
+"""Seconds that the control tool waits for an answer."""
 
 
 class LoopbackImexChild(ImexTask):
@@ -23,7 +23,7 @@ class LoopbackImexChild(ImexTask):
         super().__init__(self._serve(config, host))
 
     def send_signal(self, signal: int) -> None:
-        """Signal it; SIGKILL leaves no time for a farewell, nor does any signal before it takes them."""
+        """Sends a signal. SIGKILL leaves no time for a farewell, nor does any signal before the start."""
         if signal == SIGKILL or self._service is None:
             self._running.cancel()
         else:

@@ -1,4 +1,4 @@
-"""Stand-ins for nvidia-imex in one process: they connect, take signals and die as separate ones do."""
+"""Stand-ins for nvidia-imex in one process connect, take signals and die like separate processes."""
 
 import asyncio
 import signal
@@ -12,7 +12,7 @@ from rackloom.lab.imex.settings import ImexHost
 
 
 def daemon(folder, around, index):
-    """A daemon whose configured address is one of a network that only `around` makes reachable."""
+    """A daemon with a configured address in a network that only `around` makes reachable."""
     here = folder / str(index)
     here.mkdir()
     files = ImexFiles(here, here / "hosts")

@@ -1,4 +1,4 @@
-"""nvidia-imex without sockets says of its peers what is so."""
+"""nvidia-imex without sockets reports the true state of its peers."""
 
 import asyncio
 import signal

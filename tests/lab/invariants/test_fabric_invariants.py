@@ -1,4 +1,4 @@
-"""Each promise about a fabric is checked, and another writer's change is not blamed on the service."""
+"""Each invariant of a fabric is checked, and another writer's change is not blamed on the service."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What clients ask an API server before anything else."""
+"""The discovery requests that clients send to an API server before anything else."""
 
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, NODE
 from rackloom.lab.kube.kubectl.discovery import discovery_document

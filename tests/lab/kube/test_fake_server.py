@@ -1,4 +1,4 @@
-"""What the fake server offers beyond the contract: hooks, faults, counts, rules, and reproducible runs."""
+"""Extras of the fake server beyond the contract: hooks, faults, counts, rules, and reproducible runs."""
 
 import asyncio
 import random
@@ -270,7 +270,7 @@ def test_every_owned_field_is_there_and_an_apply_sets_what_it_says(
                     assert encode_fields(decode_fields(entry["fieldsV1"])) == entry["fieldsV1"]
             if applied:
                 found = kube.store.read(objects.COMPUTE_DOMAIN_CLIQUE, ("default", name))
-                # Who took an index from another and let it go leaves the other's entry without one.
+                # If a manager takes an index from another and releases it, the other's entry has none.
                 indexes = {daemon["nodeName"]: daemon.get("index") for daemon in found.get("daemons") or ()}
                 assert values.items() <= indexes.items()
             assert what != "force" or applied

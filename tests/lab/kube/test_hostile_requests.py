@@ -1,4 +1,4 @@
-"""What no client of good will sends: it is refused, costs nobody else anything, and leaves nothing behind."""
+"""Hostile requests are refused, cost other clients nothing, and leave nothing behind."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""kubectl itself against the fake server, over a socket: what people type and the doctor names as a fix."""
+"""kubectl against the fake server, over a socket: commands of people, and the fixes that the doctor names."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ ADMIN = "admin"
 
 
 class Kubectl:
-    """The program of this machine, with a folder for what it remembers."""
+    """The program of this machine, with a folder for its cache."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.program, self.folder = program, folder
@@ -33,13 +33,13 @@ class Kubectl:
         self.kube: FakeKube
 
     async def __call__(self, *words: str) -> str:
-        """What it prints."""
+        """Its output."""
         code, out, errors = await self.tried(*words)
         assert code == 0, errors
         return out
 
     async def typed(self, command: str) -> tuple[int | None, str, str]:
-        """How a line of a shell ends, and both of its outputs."""
+        """The exit status and both outputs of a shell line."""
         known = {**os.environ, "KUBECONFIG": str(self.config), "HOME": str(self.folder)}
         done = await asyncio.create_subprocess_shell(
             command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=known
@@ -48,7 +48,7 @@ class Kubectl:
         return done.returncode, out.decode(), errors.decode()
 
     async def tried(self, *words: str) -> tuple[int | None, str, str]:
-        """How it ends, and both of its outputs."""
+        """Its exit status and both outputs."""
         where = ("--kubeconfig", str(self.config), "--cache-dir", str(self.folder / "cache"))
         done = await asyncio.create_subprocess_exec(
             self.program, *where, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -188,7 +188,7 @@ def test_a_changed_object_is_applied_by_the_client_and_then_by_the_server(tmp_pa
         assert "configured" in await kubectl("apply", "-f", kubectl.file(pod("q", "other")))
         code, shown, _ = await kubectl.tried("diff", "-f", kubectl.file(pod("q", "third")))
         assert (code, "+  - image: third" in shown) == (1, True)
-        # What kubectl applied before is handed over, so there is no conflict.
+        # The fields that kubectl applied before are handed over, so there is no conflict.
         applied = kubectl.file(pod("q", "third"))
         assert "serverside-applied" in await kubectl("apply", "--server-side", "-f", applied)
         found = await api.get(objects.POD, "q", "default")

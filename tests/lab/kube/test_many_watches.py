@@ -1,4 +1,4 @@
-"""The simulated server with many clients: what a list or a change costs does not grow with all the others."""
+"""The simulated server with many clients: the cost of a list or a change does not grow with the others."""
 
 import asyncio
 from collections.abc import AsyncIterator

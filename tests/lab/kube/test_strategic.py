@@ -1,4 +1,4 @@
-"""Strategic merge patches. The orders and oddities told here are what an API server of 1.36.4 answered."""
+"""Strategic merge patches. The orders and oddities here are the answers of an API server of 1.36.4."""
 
 import copy
 
@@ -62,7 +62,7 @@ def test_a_list_with_a_key_holds_what_both_name_and_the_patch_says_which_value(h
 
 @given(elements(NAMES), st.sets(NAMES))
 def test_elements_are_deleted_by_their_key(have, gone):
-    # One that is deleted and was not there would be added: see below.
+    # A deleted element that was not there would be added: see below.
     patch = env(*({"name": item["name"], "$patch": "delete"} for item in have if item["name"] in gone))
     merged = env_of(writes.strategic_merge(env(*have), patch, POD))
     assert merged == [item for item in have if item["name"] not in gone]

@@ -1,4 +1,4 @@
-"""A server that lags, and one whose watches tell things twice or out of order: what clients see of it."""
+"""Clients of a server that lags, and of one with watches that repeat or reorder events."""
 
 import asyncio
 from contextlib import aclosing
@@ -28,7 +28,7 @@ def run(story):
 
 
 async def events_since(api, since, count):
-    """So many changes after a version, as a watch tells them."""
+    """The first `count` changes after a version, as a watch reports them."""
     found = []
     async with aclosing(api.watch(NODE, resource_version=since)) as events:
         async for event in events:
@@ -39,7 +39,7 @@ async def events_since(api, since, count):
 
 
 async def old_list(api, version="0"):
-    """From the server's memory: at least that version."""
+    """A list of at least that version, from the server's memory."""
     return await api.list_of(NODE, None, ListOptions(version))
 
 

@@ -28,7 +28,7 @@ def pod(name: str) -> Object:
 
 
 def claim(name: str, *users: str, uid: str = "") -> Object:
-    """Allocated, and reserved for pods of these names."""
+    """A claim that is allocated, and reserved for pods of these names."""
     results = [{"driver": DRIVER, "request": "r", "pool": "p", "device": "d"}]
     return {
         "metadata": {"name": name, "namespace": "n", "uid": uid or f"uid-{name}"},
@@ -44,14 +44,14 @@ def names(claims: Sequence[PodClaim]) -> list[str]:
 
 
 def start(users: ClaimInfoCache, name: str, *claims: Object) -> list[str]:
-    """What is prepared for a pod that starts."""
+    """The claims that are prepared for a pod that starts."""
     fresh = users.begin(pod(name), claims)
     users.note_started(pod(name), fresh)
     return names(fresh)
 
 
 def stop(users: ClaimInfoCache, name: str, *claims: Object) -> list[str]:
-    """What is unprepared with a pod that ends."""
+    """The claims that are unprepared when a pod ends."""
     last = users.end(pod(name), claims)
     users.forget(last)
     return names(last)
@@ -131,7 +131,7 @@ def test_another_claim_of_the_name_waits_until_the_old_one_is_given_back() -> No
 
 
 class Asked(KubeletPluginManager):
-    """A kubelet whose plugins are asked by name alone; those in `refused` do not do it."""
+    """A kubelet that records the names of claims in place of plugin calls. Claims in `refused` fail."""
 
     def __init__(self, registry: Path) -> None:
         super().__init__(registry, DirectApi(FakeKube(), "kubelet"), "n1")

@@ -1,4 +1,4 @@
-"""Simulated nodes in virtual time: pods start, fail to start, end and go as a kubelet makes them."""
+"""Simulated nodes in virtual time: pods start, fail to start, end and go as under a kubelet."""
 
 import asyncio
 import functools
@@ -35,7 +35,7 @@ A_WHILE = 5.0
 
 @dataclass
 class Plugins:
-    """Remembers its calls, and refuses while the test wants it to."""
+    """Records its calls, and refuses while the test requires it."""
 
     refusal: Exception | None = None
     calls: list[str] = field(default_factory=list)
@@ -172,7 +172,7 @@ def test_a_pod_ends_as_its_containers_do(code: int, phase: str) -> None:
 @given(seed=st.integers(0, 10_000), error=st.sampled_from([Retry("not yet", after=1.0), Refused("never")]))
 @settings(max_examples=20)
 def test_after_a_failed_prepare_a_pod_waits_for_its_resync(seed: int, error: Exception) -> None:
-    """60 s, times 1 to 1.5 (SyncPod returns no error), however soon the plugin would be there again."""
+    """It waits 60 s, times 1 to 1.5 (SyncPod returns no error), even if the plugin is back sooner."""
 
     async def run() -> None:
         async with one_node(seed=seed) as cluster:
@@ -199,7 +199,7 @@ CHANGES: list[tuple[Object, str, bool]] = [
     ({"metadata": {"finalizers": ["example.com/keep"]}}, "", False),
     ({"status": {"conditions": [{"type": "Mine", "status": "True"}]}}, "status", False),
 ]
-"""Of a pod, and whether a kubelet syncs it for that (podsDifferSemantically)."""
+"""Changes of a pod, and whether a kubelet syncs it for each (podsDifferSemantically)."""
 
 
 @pytest.mark.parametrize(("change", "subresource", "syncs"), CHANGES)
@@ -334,7 +334,7 @@ async def test_a_lost_node_is_silent_until_it_is_back() -> None:
 
 @in_virtual_time
 async def test_a_node_that_is_back_gives_back_what_pods_had_that_went_meanwhile() -> None:
-    """A kubelet has written down what it prepared, and looks once a minute whose pods are gone."""
+    """A kubelet records the claims that it prepared, and checks once a minute whether their pods are gone."""
     async with one_node() as cluster:
         for name in ("gone", "there"):
             await bind_pod(cluster, f"c-{name}", name=name)
@@ -429,7 +429,7 @@ def test_an_api_server_that_fails_delays_pods_and_loses_none(
         async with one_node(seed=seed) as cluster:
             cluster.kube.faults.add(RequestFault(rate=0.3, user="kubelet", lost=lost))
             await bind_pod(cluster, "c")
-            # Each request of its claims that fails costs a pod a resync.
+            # Each failed request for its claims costs a pod a resync.
             await asyncio.sleep(20 * 90.0)
             assert await cluster.phase() == "Running"
             await cluster.api.delete(POD, "p", SPACE)

@@ -1,4 +1,4 @@
-"""Trays as nodes: what their GPUs say follows from the switches, in names that the site does not know."""
+"""Trays as nodes: the reports of their GPUs follow from the switches, in names unknown to the site."""
 
 import asyncio
 import random
@@ -112,7 +112,7 @@ def test_a_tray_is_labelled_exactly_when_one_partition_has_all_its_gpus(data: st
 
 
 def _other(fabric: SimulatedFabric, slot: int) -> int:
-    """A GPU of another tray: a partition cannot be made of nothing."""
+    """A GPU of another tray, since a partition cannot be empty."""
     return next(gpu.guid for gpu in fabric.gpus.values() if gpu.slot == 10 + slot)
 
 

@@ -1,4 +1,4 @@
-"""The stand-in for kubelet does what kubelet does with plugins that come, go and are not what they say."""
+"""The stand-in for kubelet acts like kubelet when plugins come, go and claim versions that they lack."""
 
 import asyncio
 import tempfile

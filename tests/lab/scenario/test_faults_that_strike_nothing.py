@@ -1,4 +1,4 @@
-"""A scenario whose fault never struck anything does not pass: it would show nothing of that fault."""
+"""A scenario does not pass if its fault never struck: it would show nothing about that fault."""
 
 import pytest
 from tests.lab.scenario.texts import CARVED, END, HEAD, READY

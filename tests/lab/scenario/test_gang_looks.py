@@ -1,4 +1,4 @@
-"""A gang's step says what is not so, and tells plans that were recorded from those that were taken back."""
+"""A gang's step reports each difference, and separates recorded plans from those that were taken back."""
 
 from pathlib import Path
 

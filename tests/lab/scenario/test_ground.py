@@ -1,4 +1,4 @@
-"""A scenario reads from the true fabrics which GPUs are in which tray."""
+"""A scenario reads the GPUs of each tray from the true fabrics."""
 
 import msgspec
 import pytest

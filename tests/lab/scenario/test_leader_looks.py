@@ -1,4 +1,4 @@
-"""Who leads Rackloom's controllers: seen to have changed for a while, and never two, looked at or not."""
+"""The leader of Rackloom's controllers: a change stays visible for a while, and two leaders always fail."""
 
 import asyncio
 from types import SimpleNamespace

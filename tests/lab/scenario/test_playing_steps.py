@@ -1,4 +1,4 @@
-"""The player in virtual time, with hands of the test's own: order, patience, and never a vacuous pass."""
+"""The player in virtual time, with actions of the test: order, patience, and never a vacuous pass."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Scenario files are read strictly: what cannot be is refused with the line and what to change."""
+"""Scenario files are read strictly: an impossible step is refused with its line and the fix."""
 
 from pathlib import Path
 

@@ -99,7 +99,7 @@ INCIDENTS = {
         "two-processes",
     ),
 }
-"""Incidents that others reported or that are known to happen, with the shipped scenarios that play each."""
+"""Incidents that others reported or that are known to happen, with the shipped scenarios for each."""
 
 
 def test_every_incident_is_played_by_files_that_ship() -> None:

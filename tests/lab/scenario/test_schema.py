@@ -1,4 +1,4 @@
-"""The published JSON schema of scenario files: that of the steps, in agreement with their reader."""
+"""The published JSON schema of scenario files is that of the steps, and agrees with their reader."""
 
 import json
 import tomllib

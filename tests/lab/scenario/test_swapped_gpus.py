@@ -1,4 +1,4 @@
-"""GPUs that were swapped are seen to be other ones for as long as a step says."""
+"""Swapped GPUs are seen to be other ones for as long as a step requires."""
 
 from pathlib import Path
 

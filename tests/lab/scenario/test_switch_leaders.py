@@ -1,4 +1,4 @@
-"""Leaders that move: what the site is told of it, by whom, and that a standby is asked for nothing."""
+"""Leaders that move: the site learns of it from the right controller, and a standby gets no changes."""
 
 import pytest
 from tests.lab.scenario.texts import CARVED, END, HEAD, READY
@@ -44,7 +44,7 @@ def test_a_leader_moves_again_and_again():
 
 @pytest.mark.slow
 def test_a_standby_follows_the_one_that_leads():
-    """Each is the only one that the site knows of when its leader is lost."""
+    """Each standby is the only one that the site knows when its leader is lost."""
     assert failed(REGISTERED, MOVED, FOUND, REGISTERED, MOVED, STAYS) == []
 
 
@@ -94,6 +94,6 @@ def test_an_old_leader_that_the_site_no_longer_knows_is_not_asked():
 
 @pytest.mark.slow
 def test_what_an_old_leader_accepts_is_not_taken_for_done():
-    """With the true one slow, the word of the other is all there is for a while."""
+    """While the true leader is slow, only the answer of the old one is available."""
     slow = '[[step]]\ndo = "network-bad"\nhow = "slow"\n'
     assert failed(SUCCEEDED, RETURNS, READ, slow, RELEASED, GONE, HEALED, END, KNOWN) == []

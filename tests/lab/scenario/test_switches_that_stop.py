@@ -1,4 +1,4 @@
-"""A switch that was stopped is started by `heal`, unless it answers again by then."""
+"""`heal` starts a switch that was stopped, unless it answers again by then."""
 
 import asyncio
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ RESTARTS = site_faults.switch_restarts(forgets="names")
 
 
 class Switch:
-    """Notes what is done to it."""
+    """Records its calls."""
 
     def __init__(self, fabric):
         self.fabric, self.faults, self.url = fabric, NmxcFaults(), "http://switch"

@@ -1,4 +1,4 @@
-"""Parts of scenario files, for tests that write their own."""
+"""Parts of scenario files, for tests that write such files."""
 
 HEAD = 'title = "t"\nseen = "s"\n'
 CARVED = """

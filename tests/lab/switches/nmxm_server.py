@@ -17,7 +17,7 @@ from rackloom.serving.limits import SIMULATED_NMX_M
 
 
 class NmxmServer:
-    """An async context manager that serves `fabrics`; `port` 0 takes a free one and keeps it.
+    """An async context manager that serves `fabrics`. `port` 0 takes a free one and keeps it.
 
     `cert` and `key` are PEM files, for https. Operations take `seconds`.
     """
@@ -42,17 +42,17 @@ class NmxmServer:
 
     @property
     def faults(self) -> NmxmFaults:
-        """What will go wrong."""
+        """The planned faults."""
         return self.service.faults
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port; known once it was entered."""
+        """Scheme, host and port. Known once the context was entered."""
         return f"{'https' if self._cert else 'http'}://{LOOPBACK}:{self._port}"
 
     @property
     def url(self) -> str:
-        """What an operator registers."""
+        """The URL that an operator registers."""
         return self.origin + NMXM_BASE
 
     async def __aenter__(self) -> Self:
@@ -66,7 +66,7 @@ class NmxmServer:
         await self.service.operations.close()
 
     async def come_back(self) -> None:
-        """Listen, on the port that it had before if it had one."""
+        """Listen on its earlier port, if it had one."""
         bound = bound_socket(LOOPBACK, self._port)
         self._port = bound.getsockname()[1]
         config = uvicorn.Config(
@@ -81,7 +81,7 @@ class NmxmServer:
         await self._server.answering.wait()
 
     async def go_away(self) -> None:
-        """End every connection and stop listening; the fabrics keep their state."""
+        """End every connection and stop listening. The fabrics keep their state."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = self._server.force_exit = True
             await self._task

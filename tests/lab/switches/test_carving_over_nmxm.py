@@ -48,7 +48,7 @@ Harm = tuple[str, NmxmFault]
 
 
 class Time:
-    """A clock that only sleeping moves."""
+    """A clock that moves only during sleep."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -104,7 +104,7 @@ class Loop:
         fabric.on_change(self._judge)
 
     def want(self, wanted: dict[int, str]) -> None:
-        """GPU -> logical partition, each of a tenant of its own."""
+        """GPU -> logical partition, each of a separate tenant."""
         assignments = tuple(
             GpuAssignment(guid=guid, logical_partition=name, tenant=f"tenant-{name}")
             for guid, name in wanted.items()
@@ -114,7 +114,7 @@ class Loop:
         )
 
     async def converge(self, resume: Callable[[], None]) -> None:
-        """Work until a plan is empty; what has stalled goes on now and then, in the middle of other work."""
+        """Work until a plan is empty. Stalled operations go on now and then, in the middle of other work."""
         for number in range(MANY_ROUNDS):
             if number % 5 == 4:
                 resume()
@@ -147,7 +147,7 @@ class Loop:
             self.intent = msgspec.structs.replace(self.intent, owned=(*self.intent.owned, mine))
 
     def _judge(self, snapshot: FabricSnapshot) -> None:
-        """Who joins finds only its own; who is wanted where it is stays there."""
+        """A GPU joins only GPUs of its logical partition. It stays if it is wanted in its partition."""
         logical = {assignment.guid: assignment.logical_partition for assignment in self.intent.assignments}
         owner = {owned.name: owned.logical_partition for owned in self.intent.owned}
         now = {partition.name: set(partition.guids) for partition in snapshot.partitions}

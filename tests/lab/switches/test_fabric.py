@@ -73,7 +73,7 @@ class Switch(RuleBasedStateMachine):
         self.fabric.on_change(self.heard.append)
 
     def attempt(self, action: Callable[[], object]) -> None:
-        """A refused call changes nothing; an accepted one is heard of once, as it left the fabric."""
+        """A refused call changes nothing. An accepted one is reported once, with the resulting fabric."""
         before, heard = self.fabric.snapshot(), len(self.heard)
         try:
             action()
@@ -194,7 +194,7 @@ def test_the_planners_model_agrees_with_the_simulated_controller(
         try:
             model = apply_operation(model, operation)
         except Refused:
-            # Twice the same GPU in a removal is the one thing that only the model minds.
+            # Only the model refuses a removal that names the same GPU twice.
             if isinstance(operation, RemoveGpus) and len(set(operation.guids)) < len(operation.guids):
                 continue
             refusal(lambda operation=operation: execute(fabric, operation))

@@ -1,4 +1,4 @@
-"""The simulated controller asked with a bare stub: what the driver does not use, and the faults."""
+"""The simulated controller called through a bare stub: calls that the driver does not use, and the faults."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

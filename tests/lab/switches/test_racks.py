@@ -1,4 +1,4 @@
-"""Fabrics of a simulated site: one per domain, GUIDs that give nothing away."""
+"""Fabrics of a simulated site: one per domain, with GUIDs that reveal nothing."""
 
 import itertools
 from collections.abc import Iterator

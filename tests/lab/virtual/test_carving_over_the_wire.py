@@ -56,7 +56,7 @@ def rack() -> SimulatedFabric:
 
 
 class Loop:
-    """A reconciler with its records in memory: what it wants, and the names it has asked for."""
+    """A reconciler with its records in memory: its intent, and the names that it has requested."""
 
     def __init__(self, fabric: SimulatedFabric, driver: NmxcDriver) -> None:
         self.fabric = fabric
@@ -74,7 +74,7 @@ class Loop:
         fabric.on_change(self._judge)
 
     def want(self, wanted: dict[int, str]) -> None:
-        """GPU -> logical partition, each of a tenant of its own."""
+        """GPU -> logical partition, each of a separate tenant."""
         assignments = tuple(
             GpuAssignment(guid=guid, logical_partition=name, tenant=f"tenant-{name}")
             for guid, name in wanted.items()
@@ -112,7 +112,7 @@ class Loop:
             self.intent = msgspec.structs.replace(self.intent, owned=(*self.intent.owned, mine))
 
     def _judge(self, snapshot: FabricSnapshot) -> None:
-        """Called by the fabric at every change: who joins a partition of ours finds only its own tenant."""
+        """Called by the fabric at every change: a GPU that joins our partition meets only its own tenant."""
         logical = {assignment.guid: assignment.logical_partition for assignment in self.intent.assignments}
         owner = {owned.name: owned.logical_partition for owned in self.intent.owned}
         for partition in snapshot.partitions:
@@ -126,7 +126,7 @@ class Loop:
         self.members = {partition.id: frozenset(partition.guids) for partition in snapshot.partitions}
 
     def seen(self) -> dict[int, str]:
-        """GPU -> logical partition, as the fabric has it."""
+        """GPU -> logical partition in the fabric."""
         owner = {owned.name: owned.logical_partition for owned in self.intent.owned}
         return {
             guid: owner.get(partition.name, partition.name)

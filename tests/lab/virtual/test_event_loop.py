@@ -122,7 +122,7 @@ def test_a_long_run_rarely_looks_at_all_objects_for_garbage(monkeypatch: pytest.
 
     event_loop.run_simulation(0, ticks)
     monkeypatch.undo()
-    # What a full collection costs grows with what the run has made so far.
+    # The cost of a full collection grows with the objects that the run has made so far.
     assert len(collected) >= 64
     assert collected.count(2) <= 8
 

@@ -1,4 +1,4 @@
-"""A controller that led and has yielded is one of the domain's again: what is asked of it is judged."""
+"""A controller that led and has yielded belongs to its domain again, so requests to it are judged."""
 
 import asyncio
 import random

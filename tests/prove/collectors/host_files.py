@@ -1,9 +1,9 @@
 """Files of a host, below a root."""
 
 CONFIG = "etc/containerd/config.toml"
-"Where containerd's configuration is by default."
+"The default path of containerd's configuration."
 CONTAINERD = "containerd://2.1.4"
-"What a node says of its runtime."
+"The runtime version that a node reports."
 
 
 def put(root, path, text):

@@ -1,4 +1,4 @@
-"""Whether CDI is on, as containerd's configuration says."""
+"""Whether CDI is on in containerd's configuration."""
 
 import pytest
 from tests.prove.collectors.host_files import CONFIG, CONTAINERD, put
@@ -137,7 +137,7 @@ def test_a_version_that_is_not_known_is_not_understood(tmp_path, version):
     ],
 )
 def test_the_configuration_is_the_one_that_containerd_was_started_with(tmp_path, commands, setting):
-    """With several it is not known which one kubelet asks."""
+    """With several it is not known which one kubelet uses."""
     put(tmp_path, CONFIG, ON)
     put(tmp_path, OWN.lstrip("/"), OFF)
     for pid, words in commands.items():

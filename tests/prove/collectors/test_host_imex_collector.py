@@ -1,4 +1,4 @@
-"""What a host's files show of IMEX: its daemons, their units, channels and peers."""
+"""The state of IMEX in a host's files: its daemons, their units, channels and peers."""
 
 import pytest
 from tests.prove.collectors.host_files import put
@@ -45,7 +45,7 @@ def test_a_control_group_that_is_not_readable_is_neither_a_pods_nor_the_hosts(tm
     ],
 )
 def test_from_within_a_pod_the_groups_of_others_are_seen_in_part(tmp_path, cgroup, processes):
-    """cgroup_namespaces(7): relative to the reader's own, so what they share is not named."""
+    """cgroup_namespaces(7): paths are relative to the reader's cgroup, so the shared part is not named."""
     put(tmp_path, "proc/1/comm", "systemd\n")
     put(tmp_path, "proc/72/comm", "nvidia-imex\n")
     put(tmp_path, "proc/72/cgroup", f"{cgroup}\n")

@@ -1,4 +1,4 @@
-"""Saved records of transfers: the newest of each GPU and device, what it says, and whose GPU it was."""
+"""Saved records of transfers: the newest of each GPU and device, its result, and the owner of the GPU."""
 
 import msgspec
 import pytest

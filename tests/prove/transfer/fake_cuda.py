@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N815 (the driver names its functions)
-"""A CUDA driver of plain host memory, for the order and the arguments of the calls; it copies, but no GPU."""
+"""A CUDA driver of plain host memory, for the order and arguments of the calls. It copies without a GPU."""
 
 import ctypes
 from collections.abc import Callable
@@ -10,7 +10,7 @@ NOT_FOUND, OUT_OF_MEMORY = 101, 2
 
 
 class FakeCuda:
-    """What `ctypes.CDLL("libcuda.so.1")` would be. `calls` has the names in order."""
+    """Stands in for `ctypes.CDLL("libcuda.so.1")`. `calls` has the names in order."""
 
     def __init__(self, *, gpus: int = 2, fabric: bool = False, failing: str = "") -> None:
         self.gpus, self.fabric, self.failing = gpus, fabric, failing

@@ -1,4 +1,4 @@
-"""One end of a transfer with a fault in it; run in place of `python -m rackloom.prove.transfer.end`."""
+"""One end of a transfer with a fault in it. It is run in place of `python -m rackloom.prove.transfer.end`."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ class Dying(EvidenceRecorder):
 
 
 def half(metadata: bytes, descriptors: tuple[BlockDescriptor, ...], memory: MemoryKind) -> Served:
-    """Serves fewer blocks than were asked for."""
+    """Serves fewer blocks than were requested."""
     return Served(metadata, descriptors[:1], memory)
 
 

@@ -1,4 +1,4 @@
-"""Byte counters from trees laid out as the kernel lays them out."""
+"""Byte counters from trees laid out like the kernel's."""
 
 from pathlib import Path
 

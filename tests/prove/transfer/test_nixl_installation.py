@@ -1,4 +1,4 @@
-"""Whether NIXL is here, why not, and the command that adds it."""
+"""Whether NIXL is installed, the reason if not, and the command that adds it."""
 
 import pytest
 

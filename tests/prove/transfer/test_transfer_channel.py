@@ -64,7 +64,7 @@ def frame(message: object, role: str = "initiator") -> bytes:
 
 
 def receive(raw: bytes, count: int = 1) -> list[object]:
-    """What a target receives if `raw` arrives and the connection closes after it."""
+    """The messages that a target receives if `raw` arrives and the connection closes after it."""
     with pair() as (a, b):
         a.sendall(raw)
         a.shutdown(socket.SHUT_WR)
@@ -117,7 +117,7 @@ def test_a_session_cannot_be_replayed_to_the_target() -> None:
 
 
 class _Recorded(socket.socket):
-    """A socket that remembers what was sent through it."""
+    """A socket that records the bytes sent through it."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(fileno=sock.detach())

@@ -67,7 +67,7 @@ def test_pods_are_removed_on_sigterm_and_swept_after_sigkill() -> None:
             child.wait(PATIENCE)
         if how == signal.SIGTERM:
             assert namespaces(child.pid) == []
-    # What the killed one left is swept by the next of us: maybe a test beside this one.
+    # The next emulation sweeps the leftovers of the killed one. It may be in a test beside this one.
     with emulation.emulate():
         assert namespaces(child.pid) == []
 
@@ -80,7 +80,7 @@ def test_the_pods_of_a_living_process_are_not_swept() -> None:
 
 
 def within_shaper(report: TransferReport) -> bool:
-    """Whether no more left than a token bucket lets through: its rate, and a burst after each pause."""
+    """Whether no more was sent than a token bucket allows: its rate, and a burst after each pause."""
     assert report.declared_gigabits is not None
     seconds = report.avg_seconds * report.iters
     allowed = report.declared_gigabits * 1e9 / 8 * seconds + (1 << 20) * report.iters

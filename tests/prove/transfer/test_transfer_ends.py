@@ -1,4 +1,4 @@
-"""Both ends as real processes; those marked nixl move real data."""
+"""Both ends as real processes. Those marked nixl move real data."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def soon() -> float:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie of another parent has."""
+    """Whether a process has ended. A zombie of another parent counts as ended."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

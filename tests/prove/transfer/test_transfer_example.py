@@ -1,4 +1,4 @@
-"""The example of the KV-cache transfer: what kustomize makes of it, and its script between two processes."""
+"""The example of the KV-cache transfer: its kustomize output, and its script between two processes."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def environment(secret: str | None) -> dict[str, str]:
 def pair(
     op: str, secrets: tuple[str | None, str | None], target_size: str = "65536"
 ) -> tuple[subprocess.CompletedProcess[str], int]:
-    """The initiator's end, and the exit code of the target."""
+    """The completed initiator, and the exit code of the target."""
     with reserved_ports() as port:
         return pair_on(str(port), op, secrets, target_size)
 

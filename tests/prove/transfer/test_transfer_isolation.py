@@ -1,4 +1,4 @@
-"""What an end sees, from trees laid out as the kernel lays them out."""
+"""The devices that an end sees, in trees laid out like the kernel's."""
 
 import os
 from pathlib import Path
@@ -88,7 +88,7 @@ def routes(tmp_path: Path) -> Path:
 
 
 def test_only_character_devices_make_an_hca_visible(sys: Path, tmp_path: Path) -> None:
-    """The RDMA subsystem shows every HCA of the host in /sys, whoever it was given to."""
+    """The RDMA subsystem shows every HCA of the host in /sys, whichever namespace has it."""
     seen = visible_devices(sys, dev(tmp_path / "dev", "rdma_cm", "uverbs0", "umad0", "issm0"))
     assert seen == VisibleDevices(("issm0", "rdma_cm", "umad0", "uverbs0"), ("mlx5_0",), ("rdma0",))
 

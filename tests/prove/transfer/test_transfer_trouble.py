@@ -1,4 +1,4 @@
-"""What goes wrong around a transfer ends in words, within the timeout."""
+"""Trouble around a transfer ends in a clear message, within the timeout."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ needs_nixl = pytest.mark.skipif(
 
 
 def test_a_nixl_that_cannot_be_imported_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wheel for other hardware, or one whose libraries are not there: the demo goes on without it."""
+    """A wheel for other hardware, or one without its libraries: the demo goes on without it."""
     (tmp_path / "nixl").mkdir()
     (tmp_path / "nixl/__init__.py").write_text(
         "raise ImportError('libfoo.so.1: cannot open shared object file')"
@@ -84,7 +84,7 @@ def test_no_route_is_told() -> None:
 @pytest.mark.nixl
 @needs_nixl
 def test_ends_pinned_to_devices_that_cannot_meet_give_up_in_time() -> None:
-    """rdma0 and rdma1 are two networks: what a wrong rail at one end looks like."""
+    """rdma0 and rdma1 are two networks, as with a wrong rail at one end."""
     spec = TransferSpec(block_size=1 << 20, iters=1, warmup_iters=0, timeout_seconds=10)
     with emulation.emulate() as pods:
         here, there = (EndConfig(ucx=UcxPins(("tcp",), (device,))) for device in ("rdma0", "rdma1"))

@@ -23,7 +23,7 @@ class NicTree:
         file.write_text(f"{text}\n")
 
     def link(self, path: str | Path, target: Path) -> None:
-        """A relative symbolic link to an absolute place in the tree."""
+        """A relative symbolic link to an absolute path in the tree."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.symlink_to(os.path.relpath(target, file.parent))

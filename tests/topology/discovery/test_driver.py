@@ -1,4 +1,4 @@
-"""Where NVIDIA's driver is found, and which version of it counts."""
+"""The places of NVIDIA's driver, and the version that counts."""
 
 from pathlib import Path, PurePosixPath
 
@@ -97,7 +97,7 @@ def test_of_two_roots_that_of_the_kernel_module_counts_else_the_hosts(tmp_path):
 
 @pytest.mark.parametrize("file", [".driver-ctr-ready", "driver-ready"])
 def test_a_driver_container_counts_while_the_operator_calls_it_ready(tmp_path, file):
-    """Before it is unmounted its files are there, and nobody may use them: the module is to be unloaded."""
+    """Before it is unmounted its files exist but may not be used, since the module is to be unloaded."""
     lay(tmp_path / CONTAINER_DRIVER_ROOT, f"usr/lib64/libcuda.so.{NEW}")
     assert find_driver(tmp_path) is not None
     before = driver_fingerprint(tmp_path, NEW)
@@ -164,7 +164,7 @@ def test_the_kernel_module_says_its_version(tmp_path, line):
 
 
 def test_the_library_of_another_version_takes_the_place_of_the_first(tmp_path, monkeypatch):
-    """Any two libraries will do: what counts is which of them the bindings ask."""
+    """Any two libraries will do: the test checks which one the bindings call."""
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {"nvmlInitWithFlags": None})
     system = next(path for path in map(Path, _mapped()) if path.name.startswith("libc."))
@@ -175,10 +175,10 @@ def test_the_library_of_another_version_takes_the_place_of_the_first(tmp_path, m
         with pytest.raises(Retry, match="NVML does not start: Function Not Found"), nvml_session(tmp_path):
             pass
         assert pynvml.nvmlLib._name == str(library / f"libnvidia-ml.so.{version}")
-    # Under a session nothing is exchanged: its handles belong to the library that made them.
+    # An open session keeps its library, since its handles belong to the library that made them.
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 1)
     (library / "libnvidia-ml.so.590.44.01").write_bytes(system.read_bytes())
-    # Nor is the old one asked about the new driver.
+    # The old library is not called for the new driver either.
     with pytest.raises(Retry, match="is still open"), nvml_session(tmp_path):
         pass
     assert pynvml.nvmlLib._name == str(library / f"libnvidia-ml.so.{NEW}")

@@ -1,4 +1,4 @@
-"""Which interfaces of a host are not for tenants, and why: the rule, and the kinds as sysfs shows them."""
+"""The interfaces of a host that are not for tenants: the rule, its reasons, and the kinds in sysfs."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def reasons(netdevs, routes=(), cluster=CLUSTER, **more):
 
 
 def test_a_node_with_flannel():
-    """As the prototype's: bridge plugin, vxlan; the NIC for tenants is eth1."""
+    """As in the prototype: bridge plugin, vxlan. The NIC for tenants is eth1."""
     netdevs = [
         netdev("eth0", addresses=("10.0.0.5/24",), pci="0000:01:00.0"),
         netdev("eth1", addresses=("10.9.0.5/24",), pci="0000:02:00.0"),
@@ -73,7 +73,7 @@ def test_a_node_with_flannel():
         "nodelocaldns": "has a name that container networks use (nodelocaldns)",
     }
     assert reasons(netdevs, routes, ClusterNetwork())["flannel.1"] == "is a tunnel (vxlan)"
-    # An operator may offer what is a matter of taste; what the node needs stays.
+    # An operator may offer the optional ones. Those that the node needs stay excluded.
     needed = reasons(netdevs, routes, left_out=NOTHING_LEFT_OUT)
     assert set(needed) == {"eth0", "cni0", "veth1234", "flannel.1"}
 
@@ -182,7 +182,7 @@ CLUSTERS = st.builds(
 
 @given(NETDEVS, ROUTES, CLUSTERS)
 def test_whoever_carries_something_is_excluded_with_all_below_it(netdevs, routes, cluster):
-    """For any facts, also such as no kernel has: members in circles, text that is no address."""
+    """For any facts, even those that no kernel has, such as circular members or text that is no address."""
     found = excluded_interfaces(netdevs, routes, cluster)
     assert set(found) <= {netdev.name for netdev in netdevs}
     assert all(exclusion.reason and exclusion.fix for exclusion in found.values())
@@ -252,13 +252,13 @@ MAKING = {
     "tun": ("tuntap", "add", "of-tun", "mode", "tap"),
 }
 UNTOLD = {"dummy", "ifb", "macvlan"}
-"""Kinds of which nothing stands in sysfs."""
+"""Kinds that sysfs does not name."""
 ABOVE = {"vxlan", "vlan", "macvlan"}
 
 
 @pytest.fixture(scope="module")
 def interfaces_of_every_kind(tmp_path_factory):
-    """In a namespace with a sysfs of its own: kinds that the kernel lacks, and what is read of the rest."""
+    """In a namespace with a separate sysfs: kinds that the kernel lacks, and the readings of the rest."""
     root = tmp_path_factory.mktemp("root")
     (root / "sys").mkdir()
     look = [sys.executable, "-c", LOOK, str(root), json.dumps(MAKING)]

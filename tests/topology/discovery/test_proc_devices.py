@@ -1,4 +1,4 @@
-"""Which drivers have device numbers, out of /proc/devices."""
+"""The drivers that have device numbers in /proc/devices."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Every published machine, laid out as files, is discovered as it was described."""
+"""Discovery of every published machine, laid out as files, gives its description back."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def discovered(files: HostFiles, root) -> Machine:
 
 
 def by_name(machine: Machine, made_up: Machine) -> dict[tuple[str, str], tuple[str, str | None]]:
-    """The matrix keyed by addresses; a profile without them has those that the twin made up, in order."""
+    """The matrix keyed by addresses. A profile without them has those that the twin made up, in order."""
     gpus = [gpu.pci_address for gpu in made_up.gpus]
     nics = [nic.pci_address for nic in made_up.nics]
     return {
@@ -41,7 +41,7 @@ def test_matrix_with_sources_comes_back(name, tmp_path):
     if all(device.pci_address for device in (*published.gpus, *published.nics)):
         assert by_name(found, found) == by_name(published, published)
     else:
-        # Made-up addresses are in the order of the profile, so that the rows stand as they stood.
+        # Made-up addresses are in the order of the profile, so the order of the rows is the same.
         assert [[c.path_class for c in row] for row in classes(found)] == [
             [c.path_class for c in row] for row in classes(published)
         ]
@@ -56,7 +56,7 @@ def test_the_same_nics_are_left_out_for_the_same_reasons(name, tmp_path):
 
 
 def without_rdma(machine: Machine, nic: Nic) -> str | None:
-    """What discovery leaves out by itself where a description says nothing of it."""
+    """The reason for which discovery leaves out a NIC that the profile does not exclude, or None."""
     some = any(nic.rdma_device for nic in machine.nics)
     return "Ethernet without RDMA" if some and nic.if_name and not nic.rdma_device else None
 

@@ -15,7 +15,7 @@ from rackloom.core.allocate.cel import compiler, environment, errors
 RECORDED = json.loads(Path(__file__).with_name("messages.json").read_text())
 DEVICE = environment.DeviceView.of("dra.net", {}, {})
 LEFT_OUT = ("protobuf.Any{", "protobuf.Empty{", "NullValue.NULL_VALUE", "DRADevice{")
-"""What library/messages.py says that it leaves out."""
+"""The parts that library/messages.py documents as left out."""
 
 
 @pytest.mark.parametrize("answer", RECORDED, ids=lambda answer: answer["expression"])

@@ -1,4 +1,4 @@
-r"""Patterns mean what they mean to Go. tests/cluster/test_go_regexp.py compares both on random patterns."""
+r"""Patterns mean the same as in Go. tests/cluster/test_go_regexp.py compares both on random patterns."""
 
 import re
 

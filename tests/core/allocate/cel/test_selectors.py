@@ -275,7 +275,7 @@ texts = st.sampled_from(["", "d", "e", "x", "d/x", "e/x", "d/x/y", "/x", "x/", "
 def test_fields_read_one_by_one_are_those_of_the_whole(
     driver: str, written: dict[str, int], domain: str, identifier: str
 ) -> None:
-    """Each is read by itself, and the map of all is made apart from that."""
+    """Each field is read alone. The map of all fields is built separately."""
     raw = {name: DeviceAttribute(int_=value) for name, value in written.items()}
     view = environment.DeviceView(driver, raw, {})
     assume("/" not in domain)

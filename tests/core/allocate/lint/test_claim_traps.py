@@ -1,4 +1,4 @@
-"""Every trap, once where it is one and once where it is not."""
+"""Every trap, in one case in which it is a trap and one in which it is not."""
 
 import msgspec
 import pytest
@@ -46,7 +46,7 @@ def a_class(name, *selectors):
 
 
 def on(profile):
-    """A profile's machine; `typical` for none."""
+    """The machine of a profile, or typical machines if `profile` is `typical`."""
     if profile == "typical":
         return lint_context(
             None, (), [inventory_of_machine(profiles.load_machine(name)) for name in (P4D, P5)]
@@ -210,7 +210,7 @@ def test_classes_are_asked_of_the_devices_of_all_drivers():
 
 
 def test_what_a_profile_does_not_know_is_no_trap():
-    """Two NICs of the GB200 profile have no known RDMA device; DRANET publishes `rdma` of every device."""
+    """Two NICs of the GB200 profile have no known RDMA device. DRANET publishes `rdma` for every device."""
     asked = claim(request("nic", NIC, NUMA_1, count=4))
     assert found(asked, on(GB200)) == []
     seen = lint_context(inventory_of_slices(slices_of(profiles.load_machine(GB200), "a")))

@@ -1,4 +1,4 @@
-"""Stocks of published machines, and a way to ask for templates in one line."""
+"""Stocks of published machines, and a helper that requests a template in one line."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,4 +1,4 @@
-"""Whatever the counts: the template is deterministic and verified, or the refusal's fix works."""
+"""For all counts, the template is deterministic and verified, or the refusal's fix works."""
 
 import re
 

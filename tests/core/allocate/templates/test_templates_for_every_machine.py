@@ -1,4 +1,4 @@
-"""Each published machine x alignment x pairs: a template whose allocation is aligned, or a refusal."""
+"""Each published machine x alignment x pairs: a template with an aligned allocation, or a refusal."""
 
 import re
 
@@ -40,14 +40,14 @@ SERVED = {
 
 
 def wished(text):
-    """The asked of the options that a fix names."""
+    """The request that the options in a fix describe."""
     numbers = {word: int(count) for word, count in re.findall(r"--(gpus|nics) (\d+)", text)}
     align = re.search(r"--align (\w+)", text).group(1)
     return numbers["gpus"], numbers["nics"], align, {"pairs": "--pairs" in text}
 
 
 def near_enough(machine, align, gpu, nic):
-    """Stated from the topology alone, in other words than the generator's."""
+    """The rule of the alignment, computed from the topology alone and not by the generator."""
     cell = classes(machine)[gpu][nic]
     if align == "pcie":
         return cell.path_class in ("PIX", "PXB", "PHB")
@@ -144,7 +144,7 @@ def test_pairs_without_pci_roots_are_told_by_address(ask):
 
 
 def test_useless_pci_roots_are_not_matched(ask):
-    """GB200: the GPU hangs off NVLink-C2C, no NIC shares its root."""
+    """On GB200 the GPU hangs off NVLink-C2C, and no NIC shares its root."""
     with pytest.raises(Refused, match="below one PCIe root") as refused:
         ask("oci-bm.gpu.gb200-v3.4", 1, 1, "pcie")
     assert "--align numa" in refused.value.nearest_fix

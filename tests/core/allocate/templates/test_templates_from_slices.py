@@ -1,4 +1,4 @@
-"""Slices of a cluster instead of a profile: less is known, nodes differ, and every kind is looked at."""
+"""Slices of a cluster instead of a profile: less is known, nodes differ, and every kind is checked."""
 
 import msgspec
 import pytest
@@ -145,7 +145,7 @@ def test_nodes_of_another_kind_that_cannot_serve_do_no_harm(ask):
 
 
 def test_a_template_that_another_kind_of_node_would_serve_wrongly_is_refused(ask):
-    """Same addresses, other wiring: NICs 0 and 4 change their NUMA nodes."""
+    """The addresses are the same but the wiring differs: NICs 0 and 4 swap their NUMA nodes."""
 
     def swapped(device):
         node = {"pci-0101-00-00-0": 1, "pci-0105-00-00-0": 0}.get(device.name)

@@ -1,4 +1,4 @@
-"""A wrong clique label is put right by one command, which also names who must not write it again."""
+"""One command corrects a wrong clique label, and also names the writer that must not write it again."""
 
 import pytest
 from tests.core.diagnosis.healthy import clique, with_changed

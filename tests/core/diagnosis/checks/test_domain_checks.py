@@ -1,4 +1,4 @@
-"""ComputeDomain evidence in, findings with a fix out; applying the fix makes the finding hold."""
+"""ComputeDomain evidence in, findings with a fix out. Applying the fix makes the check hold."""
 
 import textwrap
 
@@ -246,7 +246,7 @@ def test_a_domain_without_a_fabric_has_no_mesh_to_check():
 
 
 def test_pods_of_one_job_that_wait_are_one_finding():
-    """Four pods of two claims each, of one job that finds no room, and one pod of nobody."""
+    """Four pods of two claims each, of one job that finds no room, and one pod without an owner."""
     pods = tuple(
         replaced(
             pod(number, ""),

@@ -1,4 +1,4 @@
-"""NICs of one host that are far from its GPUs: what is told of those that would be near."""
+"""NICs of one host that are far from its GPUs: the advice about NICs that would be near."""
 
 from rackloom.core.diagnosis.checks.host_nics import HostIdentity, check_host_nics
 from rackloom.topology.join_key import Fact, Source

@@ -1,4 +1,4 @@
-"""Where a device's holder can go, and what is done where it can go nowhere."""
+"""The places to which the holder of a device can go, and the fix if there are none."""
 
 import textwrap
 
@@ -26,7 +26,7 @@ def tainted(site, taint):
 
 
 def freed(site, rack, tray):
-    """Nobody has anything on a tray."""
+    """The site with nothing on a tray."""
     pod = f"team-{rack}/worker-{tray}"
     site = without(site, "uses", lambda record: pod in record.pods)
     site = without(site, "pods", lambda record: f"{record.namespace}/{record.name}" == pod)
@@ -156,7 +156,7 @@ kubectl -n team-0 delete pod worker-1  # no free tray in the clique c1u57e7-0.7:
 
 
 def test_a_pod_that_needs_less_than_its_tray_has_stays_there():
-    """Of four GPUs it has one, the others are free: it is made anew on the same node."""
+    """It has one of four GPUs and the others are free, so it is recreated on the same node."""
     one_gpu = without(
         WELL,
         "uses",

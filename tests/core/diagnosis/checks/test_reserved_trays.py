@@ -1,4 +1,4 @@
-"""A finding about a reserved tray names who waits for it, unless a tenant may read that."""
+"""A finding about a reserved tray names the waiting tenant, unless a tenant may read it."""
 
 import pytest
 from tests.core.diagnosis.healthy import with_changed

@@ -1,4 +1,4 @@
-"""What KAI's annotations can express, and for which kinds."""
+"""The kinds and groups that KAI's annotations can express."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Names of objects that are made for a gang: the API server takes them, and no two gangs share one."""
+"""Names of objects that are made for a gang: the API server accepts them, and no two gangs share one."""
 
 import re
 

@@ -52,7 +52,7 @@ def rendered(version: str) -> list[dict[str, Any]]:
 
 
 def check(value: Any, schema: Any, path: str) -> None:
-    """As a server with strict field validation does."""
+    """Checks like a server with strict field validation."""
     if isinstance(schema, dict):
         assert isinstance(value, dict), path
         assert value.keys() <= schema.keys(), f"{path}: {value.keys() - schema.keys()}"
@@ -75,7 +75,7 @@ def test_a_pod_group_is_one_that_its_version_takes(version: str) -> None:
     (policy,) = group["spec"]["schedulingPolicy"].values()
     assert policy["minCount"] == 3
     assert len(group["spec"]["schedulingConstraints"]["topology"]) == 1
-    # Pods of all these versions name their group in the same field, and name nothing but the group.
+    # Pods of all these versions name their group in the same field, and only the group.
     assert job["spec"]["template"]["spec"]["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
 
 

@@ -1,4 +1,4 @@
-"""The stand-in for the MPI operator makes what the operator makes: which pods, under which ranks."""
+"""The stand-in for the MPI operator makes the same pods as the operator, with the same ranks."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ def mpi_job(name: str, **fields: Any) -> Object:
 
 
 def made_for(*jobs: Object) -> FakeKube:
-    """The cluster some time after the jobs were created, none of whose pods run."""
+    """The cluster some time after the jobs were created. None of their pods run."""
     kube = FakeKube(seed=0)
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""A node whose heartbeat stops becomes unknown and unreachable, and is itself again when it comes back."""
+"""A node becomes unknown and unreachable when its heartbeat stops, and recovers when it comes back."""
 
 import asyncio
 import random

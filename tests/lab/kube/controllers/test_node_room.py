@@ -1,4 +1,4 @@
-"""What pods take of nodes, as kube-scheduler counts it."""
+"""The resources that pods take from nodes, as kube-scheduler counts them."""
 
 from fractions import Fraction
 from typing import Any

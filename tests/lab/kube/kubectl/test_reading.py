@@ -1,4 +1,4 @@
-"""Bodies as kubectl 1.32 writes them."""
+"""Bodies in the form that kubectl 1.32 writes."""
 
 import pytest
 from hypothesis import given
