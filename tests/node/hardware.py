@@ -44,7 +44,7 @@ _MIG_INSTANCES, _FIRST_MIG_MINOR = 8, 400
 def lay_out(folder: Path, index: int, *, clique: int = 1, driver: bool = True) -> None:
     """Write the hardware of node `index` (1 for the first) below `folder`, for boot.sh.
 
-    `clique` is its NVLink clique; without `driver` NVIDIA's driver is not installed, and `install_driver`
+    `clique` is its NVLink clique. Without `driver` NVIDIA's driver is not installed, and `install_driver`
     adds it.
     """
     machine = profiles.load_machine(MACHINE)
@@ -108,7 +108,7 @@ def install_nvml(root: Path, table: str) -> None:
 
 
 def gpu_table(index: int, clique: int, version: str = DRIVER) -> str:
-    """What the NVML stand-in of node `index` answers from."""
+    """The table from which the NVML stand-in of node `index` answers."""
     inventory = declared_inventory(profiles.load_machine(MACHINE))
     rows = [version]
     for number, gpu in enumerate(inventory.gpus):

@@ -1,7 +1,7 @@
 """After a failed prepare on a real kubelet: no pod waits more than ten seconds once the cause has cleared.
 
-kubelet by itself waits for the pod's next resync, 60 to 90 s after the failure. A wait is what a pod takes
-beyond a plain pod on the same node.
+kubelet alone waits for the pod's next resync, 60 to 90 s after the failure. A wait is the time that a pod
+takes beyond a plain pod on the same node.
 """
 
 import msgspec
@@ -104,7 +104,7 @@ def daemons(cluster: NodeCluster) -> str:
 
 
 def failures(cluster: NodeCluster, name: str) -> str:
-    """What kubelet says of the claims of a pod that it could not prepare."""
+    """kubelet's messages about the claims of a pod that it could not prepare."""
     about = f"involvedObject.name={name},reason=FailedPrepareDynamicResources"
     return cluster.kubectl("get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}")
 
@@ -127,5 +127,5 @@ def plugins(cluster: NodeCluster, node: str) -> str:
 
 
 def plugin_log(cluster: NodeCluster, node: str) -> str:
-    """What the GPU plugin on a node has logged; nothing while it starts."""
+    """The log of the GPU plugin on a node. Empty while it starts."""
     return cluster.tried("logs", *SYSTEM, *plugins(cluster, node).split()).stdout

@@ -1,7 +1,7 @@
 """MIG devices that the operator has made, on real nodes: each takes the place of its GPU, and a pod gets one.
 
-NVML is a stand-in (driver/nvml.c); the device is written into the file in which it keeps what there is, while
-no plugin looks. A container shows by the capabilities among its device files which device it has.
+NVML is a stand-in (driver/nvml.c). The device is written into the stand-in's state file while no plugin
+looks. The capabilities among the device files of a container show which device it has.
 """
 
 import struct

@@ -1,9 +1,9 @@
-"""Whole GPUs on real kubelets, asked for with the objects of the end-to-end tests of NVIDIA's DRA driver.
+"""Whole GPUs on real kubelets, requested with the objects of the end-to-end tests of NVIDIA's DRA driver.
 
-tests/docs/upstream_tests.toml names the test of theirs behind each of these. Where theirs reads what
-nvidia-smi lists in a container, these look at the device files of the GPUs in it. Pods that do not depend
-on each other are started together (`asked`), and each test looks at its own; they stay until the last test,
-so the tests that count what is left come before them.
+tests/docs/upstream_tests.toml names the upstream test behind each of these. If that one reads the list of
+nvidia-smi in a container, these look at the device files of the GPUs in it. Pods that do not depend on each
+other are started together (`asked`), and each test looks at its pods. They stay until the last test, so the
+tests that count remaining pods come before them.
 """
 
 from collections.abc import Iterator
@@ -41,14 +41,14 @@ from rackloom.core.allocate.quantity import Quantity
 
 REPLICAS = 4
 STRESS_PODS, STRESS_ROUNDS = 12, 2
-"""As many as the makefile of theirs says outside CI."""
+"""The default of the upstream makefile outside CI."""
 GIBIBYTE = 1 << 30
 SYSTEM = ("-n", "rackloom-system")
 
 
 @pytest.fixture(scope="module")
 def gpus(installed: NodeCluster) -> Iterator[NodeCluster]:
-    """The nodes, with a namespace for what is asked."""
+    """The nodes, with a namespace for the claims."""
     with namespace_for_claims(installed):
         yield installed
 
@@ -126,7 +126,7 @@ def plugin_pods(cluster: NodeCluster, daemon_set: str) -> list[Object]:
 
 
 def inside_plugin(cluster: NodeCluster, pod: Object, program: str) -> str:
-    """What a Python program prints in the container of a plugin; the image has no shell."""
+    """The output of a Python program in the container of a plugin. The image has no shell."""
     return cluster.kubectl("exec", *SYSTEM, pod["metadata"]["name"], "--", "python3.11", "-c", program)
 
 
@@ -171,7 +171,7 @@ def stacks(cluster: NodeCluster, pod: str) -> str:
 
 @pytest.fixture(scope="module")
 def asked(gpus: NodeCluster) -> Iterator[NodeCluster]:
-    """Pods that ask for GPUs in all the ways that do not depend on each other, started together.
+    """Pods that request GPUs in all the ways that do not depend on each other, started together.
 
     Product, version, memory and architecture are those that the first GPU is published with.
     """
@@ -232,7 +232,7 @@ def test_selectors_on_product_version_and_memory_are_met(asked: NodeCluster, pod
 
 @pytest.mark.parametrize("pod", ["no-product", "none"])
 def test_a_pod_whose_selector_no_gpu_meets_stays_pending(asked: NodeCluster, pod: str) -> None:
-    """That it stays so is looked at after the pods that were asked for with it run."""
+    """The pod is checked again after the pods that were created with it run."""
 
     def refusal() -> Object | None:
         conditions = asked.get("pod", *HERE, pod)["status"].get("conditions", ())
