@@ -64,7 +64,7 @@ def test_without_a_gpu_every_check_is_skipped_with_the_reason_and_nothing_is_sho
 
 
 class Present(Machine):
-    """A machine that says that it has a GPU."""
+    """A machine that claims to have a GPU."""
 
     lacks_gpu = None
 
@@ -113,7 +113,7 @@ def test_only_failures_fail_and_skips_alone_show_nothing(outcomes, code, words):
 
 
 def printing(monkeypatch, *logs):
-    """nvidia-smi says these, one after the other, and the last one from then on."""
+    """Make nvidia-smi print these logs in order, and then repeat the last one."""
     left = list(logs)
 
     def printed(_):
