@@ -76,7 +76,7 @@ def test_domains_do_not_trust_one_another():
 
 
 def test_secrets_are_read_by_name_and_not_at_every_look():
-    """Whoever lists Secrets reads all of a namespace: the controller's role lets it get them only."""
+    """A list of Secrets reads all of a namespace, so the controller's role allows only get."""
 
     async def story():
         kube, clock = FakeKube(), [START]

@@ -1,4 +1,4 @@
-"""One ComputeDomain that is deleted: in which order, what holds it back, and what outlived it."""
+"""One ComputeDomain that is deleted: the order of its objects, their blockers, and leftovers."""
 
 from tests.claim.cluster.one_domain import UID, delete, settle, started, status_of
 
@@ -29,7 +29,7 @@ def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
 
 
 def all_actions(world, settings, make):
-    """What is done until nothing is left, in order."""
+    """All actions until nothing is left, in order."""
     done = []
     while (decision := reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))).actions:
         done += [action.what for action in decision.actions]

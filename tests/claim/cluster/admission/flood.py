@@ -1,6 +1,7 @@
-"""Two programs for the test of a flood: the webhook on loopback, and whoever wants to stop it.
+"""Two programs for the test of a flood: the webhook on loopback, and an attacker who wants to stop it.
 
-`serve CA` writes the authority's certificate to CA and prints the port; `attack PORT SECONDS` ends by itself.
+`serve CA` writes the authority's certificate to CA and prints the port. `attack PORT SECONDS` attacks for
+that long.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from pathlib import Path
 
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 8)]
 EACH = 120
-"""Connections that each address tries to have of each kind; there are five kinds."""
+"""Connections that each address tries to have of each kind. There are five kinds."""
 
 
 async def serve(authority: str) -> None:

@@ -1,4 +1,4 @@
-"""A flood from some addresses, while the API server asks from another: it is answered, in bounded memory."""
+"""A flood from some addresses. The API server, at another one, gets answers, and memory is bounded."""
 
 import asyncio
 import resource
@@ -49,7 +49,7 @@ def running(*words, **more):
 
 
 async def asked(port, authority, until):
-    """How long each review took, each on a connection of its own; an error counts as never."""
+    """The seconds that each review took, each on a separate connection. An error counts as never."""
     context = ssl.create_default_context(cafile=str(authority))
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "m"}]}}
     took = []
@@ -158,7 +158,7 @@ SMALL = HttpLimits(
 
 
 async def hung(scope, receive, send):
-    """Answers what is read at once, and never what is asked at /hang."""
+    """Answers all requests at once, except those at /hang, which it never answers."""
     if scope["path"] == "/hang":
         await asyncio.Event().wait()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})

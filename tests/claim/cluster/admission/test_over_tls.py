@@ -47,7 +47,7 @@ DRIVER = "rackloom-system"
 
 
 async def installed(kube=None):
-    """A fake API server with what deploy/kubernetes/webhook installs."""
+    """A fake API server with the objects of deploy/kubernetes/webhook."""
     kube = kube or FakeKube(namespaces=("team", DRIVER), now=time.time)
     api = DirectApi(kube, "admin")
     for name in (AUTHORITY_SECRET, SERVING_SECRET):
@@ -71,7 +71,7 @@ async def issued():
 
 
 async def trusted(api):
-    """What the API server trusts; the same for all webhooks."""
+    """The authorities that the API server trusts, the same for all webhooks."""
     bundles = {
         hook["clientConfig"].get("caBundle")
         for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK)

@@ -91,7 +91,7 @@ class ControllerApi(Mortal):
 class Behind(ControllerApi):
     """A controller's API client whose first list of one kind is old, and whose watch of it is silent.
 
-    That is what a follower sees of a server whose cache lags. What is asked later is answered truly.
+    That is a follower's view of a server whose cache lags. Later requests get true answers.
     """
 
     def __init__(self, kube, user, kind, old):
@@ -113,7 +113,7 @@ class Behind(ControllerApi):
 
 
 class Job:
-    """Pods by name; a missing pod is created again, as by the MPI operator."""
+    """Pods by name. A missing pod is created again, as by the MPI operator."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Job:
         await self._say(name, "Succeeded")
 
     async def fail(self, name):
-        """A pod fails; it is still there too, until the job makes it `again`, under another name."""
+        """A pod fails. It also stays there until the job makes it `again`, under another name."""
         await self._say(name, "Failed")
 
     async def again(self, name):
@@ -189,7 +189,7 @@ class Job:
 
 
 class GangSite:
-    """Racks `r0`, `r1`... with trays `r0-t0`...; `start` begins a controller, `kill` ends it."""
+    """Racks `r0`, `r1`... with trays `r0-t0`... `start` begins a controller, `kill` ends it."""
 
     def __init__(self, racks, trays, seed=1, kueue=WITHOUT_KUEUE, **chosen):
         self.kueue = kueue

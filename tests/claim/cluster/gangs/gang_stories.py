@@ -1,4 +1,4 @@
-"""How stories about gangs begin and end, and what many of them wait for."""
+"""The beginnings and ends of stories about gangs, and the conditions that many of them wait for."""
 
 import asyncio
 from contextlib import suppress
@@ -62,7 +62,7 @@ def watch_bindings(site):
 
 
 async def until_dead_and_again(site, last):
-    """Start a controller that dies after its write number `last`, if it makes so many, then another."""
+    """Start a controller that dies after its write number `last`, if it gets that far, then another."""
     site.start(last)
     with suppress(TimeoutError):
         async with asyncio.timeout(90):

@@ -1,4 +1,4 @@
-"""How many pods of a gang are still to come, according to their Jobs; and when the Jobs are read."""
+"""The number of a gang's pods still to come, according to their Jobs, and when the Jobs are read."""
 
 import asyncio
 from contextlib import suppress
@@ -87,7 +87,7 @@ def test_a_job_that_was_suspended_is_waited_for():
 
 
 def waited(seconds, members=WAITING, **how):
-    """What is decided about pods that wait for others for so long."""
+    """The decision about pods that have waited for others for `seconds`."""
     snapshot = view_of(members, **how)
     begun = Condition(
         type="Placed", status="False", reason="WaitingForMembers", message="", last_transition_time=T0

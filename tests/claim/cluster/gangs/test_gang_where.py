@@ -1,4 +1,4 @@
-"""Gangs with node rules and anti-affinity: placed accordingly, or refused with what is in the way."""
+"""Gangs with node rules and anti-affinity: placed accordingly, or refused with the obstacle."""
 
 import asyncio
 

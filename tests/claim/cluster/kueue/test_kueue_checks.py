@@ -1,4 +1,4 @@
-"""Workloads that wait for a check of ours: admitted with a plan, told to wait, or refused for good."""
+"""Workloads that wait for our check: admitted with a plan, put off, or refused for good."""
 
 import asyncio
 import json
