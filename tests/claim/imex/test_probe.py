@@ -1,4 +1,4 @@
-"""What kubelet, and anybody else who connects, is answered by a daemon's probe."""
+"""The answers of a daemon's probe to kubelet and to any other client."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What users rely on of an API server: dry runs change nothing, and what cannot be read is refused."""
+"""An API server's contract with users: dry runs change nothing, and an unreadable object is refused."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What Rackloom relies on of an API server: pods."""
+"""An API server's contract with Rackloom: pods."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Elections: never two leaders, and soon one again, whatever happens to them and to the API server."""
+"""Elections: never two leaders, and soon one again after any fault of theirs or of the API server."""
 
 import asyncio
 import random
