@@ -140,7 +140,7 @@ def require_kind(host: Host, kind: str, **settings) -> None:
 
 
 def make_link(host: Host, name: str, kind: str, below: str | None = None, **settings) -> None:
-    """A link of a kind, on top of the link `below`; skips the test where this kernel cannot have it."""
+    """A link of a kind, on top of the link `below`. Skips the test if this kernel cannot have it."""
 
     def ask(ipr):
         if below is not None:
@@ -155,7 +155,7 @@ def make_link(host: Host, name: str, kind: str, below: str | None = None, **sett
 
 @contextmanager
 def own_host() -> Iterator[Host]:
-    """The whole process moves to a namespace of its own, and back; what is made in it dies with it."""
+    """The whole process moves to a new namespace, and back. Links made in it die with it."""
     before = os.open("/proc/self/ns/net", os.O_RDONLY)
     root = Path(tempfile.mkdtemp(prefix="rlns"))
     assert libc.unshare(NEWNET) == 0

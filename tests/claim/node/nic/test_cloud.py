@@ -1,4 +1,4 @@
-"""Attributes from the metadata services of clouds: recorded answers, real HTTP, and who is never asked."""
+"""Attributes from the metadata services of clouds: recorded answers, real HTTP, and no needless requests."""
 
 import asyncio
 import socket
@@ -84,7 +84,7 @@ def read(cloud, service):
 
 
 def replayed(cloud, answers):
-    """What a reader makes of recorded answers, without a server."""
+    """A reader's result from recorded answers, without a server."""
     reading = READERS[Cloud(cloud)]()
     request = next(reading)
     try:
@@ -215,7 +215,7 @@ def test_nobody_there_is_told():
         asyncio.run(read_metadata(Cloud.AWS, url))
 
 
-# Whom the plugin asks.
+# The services that the plugin queries.
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_auto_asks_only_the_cloud_that_firmware_names(tmp_path, files, cloud):
     assert stated.cloud is Cloud.OKE
 
 
-# What becomes of it.
+# The published attributes.
 
 
 def test_a_nic_has_the_nodes_attributes_and_its_own():

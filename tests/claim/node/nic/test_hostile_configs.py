@@ -1,4 +1,4 @@
-"""Configs that somebody made up: each is refused, or understood down to the last byte; none does harm."""
+"""Invented configs: each is refused, or understood down to the last byte, and none does harm."""
 
 from pathlib import Path
 from random import Random
@@ -65,7 +65,7 @@ CONFIGS = shape(
         routerSolicitationInterval=NUMBERS,
         addrGenMode=NUMBERS,
         disableIPv6=st.booleans(),
-        # Not DHCP: nobody answers here, and that takes its time.
+        # Not DHCP: no server answers here, and the wait takes its time.
         addressing=st.sampled_from(["Static", "SLAAC", "Unnumbered", "dhcp"]),
         type=st.sampled_from(["Passthrough", "IPVLAN", "MACVLAN", "MACVTAP"]),
         forwarding=st.booleans(),
@@ -126,7 +126,7 @@ RESULT = AllocatedDevice(driver="d", request="r", pool="n", device="nic0")
 
 
 def asked(parameters):
-    """The config that a claim with `parameters` asks for; None where it is refused."""
+    """The config that a claim with `parameters` requests, or None if it is refused."""
     claim = AllocatedClaim(
         ref=ClaimRef(namespace="default", name="c", uid="u"),
         results=(RESULT,),

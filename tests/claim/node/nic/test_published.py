@@ -1,4 +1,4 @@
-"""What is published of the NICs of real machines, and of one that is in use."""
+"""The published NICs of real machines, and of one that is in use."""
 
 import pytest
 from tests.core.allocate.known_attributes import unknown_to_lint

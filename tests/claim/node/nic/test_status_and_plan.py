@@ -1,4 +1,4 @@
-"""What a claim's status says, and what is made up for after something was missed."""
+"""The status of a claim, and the repairs after an event was missed."""
 
 import asyncio
 from types import SimpleNamespace
