@@ -14,7 +14,7 @@ READER = Tools(Path(__file__).parent / "cdi_reader", {"cdi-reader": "."})
 
 
 class Container(msgspec.Struct, frozen=True):
-    """What became of one container: its OCI spec, or why there is none."""
+    """The result for one container: its OCI spec, or the reason that there is none."""
 
     refused: str
     spec: dict[str, Any] | None
@@ -32,14 +32,14 @@ class Container(msgspec.Struct, frozen=True):
 
     @property
     def allowed(self) -> set[tuple[int, int, str]]:
-        """What the cgroup lets through: major, minor, access."""
+        """The devices that the cgroup allows: major, minor, access."""
         assert self.spec is not None, self.refused
         rules = self.spec["linux"].get("resources", {}).get("devices", ())
         return {(rule["major"], rule["minor"], rule["access"]) for rule in rules if rule["allow"]}
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What the library makes of a directory of specs."""
+    """The library's reading of a directory of specs."""
 
     minimum: dict[str, str]
     """By file: the oldest version that it may carry."""

@@ -1,4 +1,4 @@
-"""Go programs of the tests, which ask upstream's own packages."""
+"""Go programs of the tests, which call upstream's own packages."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What containers get of NVIDIA's driver, wherever it is and however it changes."""
+"""The files of NVIDIA's driver that containers get, for any place and change of the driver."""
 
 import asyncio
 import json
@@ -130,7 +130,7 @@ def test_a_driver_in_a_container_is_mounted_from_its_root(tmp_path):
 
 
 def test_links_through_alternatives_end_at_files(tmp_path):
-    """Debian's: absolute links, which mean another file to the host than to whoever looks below a root."""
+    """Debian's absolute links mean another file on the host than to a reader below a root."""
     current = f"{LIBRARIES}/nvidia/current"
     lay(tmp_path, f"{current}/libcuda.so.{NEW}", f"{current}/libnvidia-ml.so.{NEW}")
     link(tmp_path, f"{current}/libcuda.so.1", f"libcuda.so.{NEW}")

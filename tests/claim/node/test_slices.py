@@ -1,4 +1,4 @@
-"""Slices: what the plan makes is what was wanted, in as few writes as there are differences."""
+"""Slices: the plan makes the wanted ones, in as few writes as there are differences."""
 
 import copy
 

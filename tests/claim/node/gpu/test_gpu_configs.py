@@ -1,4 +1,4 @@
-"""Configurations that nobody would write, for the devices of a claim."""
+"""Absurd configurations for the devices of a claim."""
 
 import asyncio
 import random
@@ -94,7 +94,7 @@ def test_ten_thousand_configs_are_understood_or_refused():
 
 
 def test_a_gpu_that_went_away_is_waited_for(gpus):
-    """And what cannot be read says why, without a word about GPUs that are not known to be gone."""
+    """An unreadable file is reported with its reason. No word about GPUs that are not known to be gone."""
 
     async def story():
         view = gpus.view()

@@ -90,7 +90,7 @@ class PciBus:
 
 
 class Programs:
-    """nvidia-smi of a machine whose GPUs are in persistence mode. It knows those of NVIDIA's driver alone."""
+    """nvidia-smi on a machine with GPUs in persistence mode. It knows only those of NVIDIA's driver."""
 
     def __init__(self, machine: PciBus) -> None:
         self.root = Path("/")
@@ -194,7 +194,7 @@ def test_what_cannot_be_taken_is_refused(machine, change, why):
         binder(machine).bind(FIRST, "nvidia0")
 
 
-# What is published.
+# Publishing.
 
 
 def pool_of(machine):
@@ -309,7 +309,7 @@ def test_a_virtual_machine_gets_its_files_and_the_slices_stay(gpus, machine):
 
 
 async def published(api):
-    """What is published; it may have been written anew when the plugin looked while the GPU had no driver."""
+    """The published devices. A look while the GPU had no driver may have written them again."""
     specs = [obj["spec"] for obj in (await api.list(RESOURCE_SLICE)).items]
     return [[spec.get(part) for part in ("devices", "sharedCounters")] for spec in specs]
 
