@@ -81,7 +81,7 @@ class Machine:
 
     @cached_property
     def root(self) -> Path:
-        """Below which `lib64`, `usr/lib/x86_64-linux-gnu` and the like hold the driver's libraries."""
+        """The root of the driver's libraries in `lib64`, `usr/lib/x86_64-linux-gnu` and the like."""
         return self.driver_root or root_of(loaded_from(LIBRARY))
 
     @cached_property
@@ -228,7 +228,7 @@ def _nodes_of(given: Given) -> Figures:
 def mounts(machine: Machine) -> Figures:
     """Every file that the specs mount exists. A library is for this processor and finds its dependencies."""
     edits = machine.prepared("gpu").edits
-    # A file is mounted twice where no hook makes the link that programs load it by (libcuda.so).
+    # If no hook makes the link by which programs load it (libcuda.so), a file is mounted twice.
     sources = [Path(path) for path in dict.fromkeys(mount["hostPath"] for mount in edits.get("mounts", ()))]
     wrong = [f"{source} does not exist" for source in sources if not source.exists()]
     libraries = [source for source in sources if source.exists() and ".so" in source.name]
@@ -319,7 +319,7 @@ def mig(machine: Machine) -> Figures:
 
 
 def mps(machine: Machine) -> Figures:
-    """A control daemon of our own beside the GPU's settings as they are: a client of it gets a server."""
+    """A separate control daemon, with the GPU's settings as they are: its client gets a server."""
     places = f"{os.environ['PATH']}:{Path(machine.program).parent}"
     control = shutil.which("nvidia-cuda-mps-control", path=places)
     if control is None:
@@ -422,7 +422,7 @@ def root_of(library: Path) -> Path:
 
 
 def full_address(text: str) -> str:
-    """`0000:0f:00.0` of any spelling: domains of eight digits, capitals."""
+    """`0000:0f:00.0` from any spelling: domains of eight digits, capitals."""
     from rackloom.topology.discovery.sysfs import normal_pci_address
 
     return normal_pci_address(text) or text.lower()
@@ -468,7 +468,7 @@ def settings_of(log: ET.Element) -> dict[str, str]:
 def differing(
     ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]], we: str, they: str
 ) -> list[str]:
-    """In words, all in which two descriptions of the same things differ."""
+    """All differences between two descriptions of the same things, in words."""
     found = [f"only {we} has {name}" for name in sorted(ours.keys() - theirs.keys())]
     found += [f"only {they} has {name}" for name in sorted(theirs.keys() - ours.keys())]
     for name in sorted(ours.keys() & theirs.keys()):
@@ -496,7 +496,7 @@ def wrong_library(file: Path, folders: Sequence[Path]) -> str | None:
         check=False,
     )
     lacking = [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
-    # Display libraries are for images that have a display server's own.
+    # Display libraries are for images with their own display server.
     lacking = [
         library
         for library in lacking

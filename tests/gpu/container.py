@@ -1,4 +1,4 @@
-"""Runs a program as a container that got nothing but a CDI spec's edits would, and once without them.
+"""Runs a program as in a container that got only the edits of a CDI spec, and once without them.
 
 The root is an overlay of the machine's own, without any file of NVIDIA's driver and without its devices in
 /dev. The machine's files are never touched. First the program runs there as it is, and should fail, or the
@@ -198,7 +198,7 @@ def _run(root: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def _mount(kind: str, source: str, target: Path, *more: str) -> None:
-    """Not by the program: it wants to know every file system beforehand."""
+    """Mount by system call, since the `mount` program needs to know every file system beforehand."""
     options = more[1].encode() if more else None
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(source.encode(), str(target).encode(), kind.encode(), 0, options):

@@ -41,7 +41,7 @@ Record = dict[str, Any]
 
 
 def outcome_of(check: Callable[[Machine], Figures], machine: Machine) -> Record:
-    """One check's record: what came of it, why, and its figures."""
+    """One check's record: its outcome, the reason, and its figures."""
     began = time.monotonic()
     record: Record = {"check": check.__name__, "compares": (check.__doc__ or "").strip(), "outcome": "passed"}
     try:

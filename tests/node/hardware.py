@@ -88,7 +88,7 @@ def install_driver(root: Path, index: int, clique: int, version: str = DRIVER) -
 
 
 def _write_mig_capabilities(folder: Path, gpu: int) -> None:
-    """Of every MIG device that there may be: the plugin's pod sees the host's /proc and cannot write it."""
+    """Write those of every possible MIG device: the plugin's pod sees the host's /proc and can't write it."""
     for instance in range(1, _MIG_INSTANCES + 1):
         first = _FIRST_MIG_MINOR + 2 * (gpu * _MIG_INSTANCES + instance)
         for part, minor in ((f"gi{instance}", first), (f"gi{instance}/ci0", first + 1)):

@@ -13,7 +13,7 @@ from tests.node.nodes import NodeCluster
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = "RACKLOOM_NODE_CHART"
-"""Set where the chart is installed: the name of a values file of deploy/helm, or nothing."""
+"""Set if the chart is installed: the name of a values file of deploy/helm, or empty."""
 _RELEASE = "rackloom"
 
 

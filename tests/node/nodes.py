@@ -84,7 +84,7 @@ class RealNode:
         self._plug_in(self._init.pid)
 
     def crash(self) -> None:
-        """Cut its power: every process of it ends at once, and its network is gone."""
+        """Cut its power: all its processes end at once, and its network is gone."""
         assert self._init is not None, f"{self.name} does not run"
         self._init.kill()
         self._init.wait()
@@ -120,7 +120,7 @@ class RealNode:
         self.run("pkill", "-KILL", "-x", program)
 
     def log(self, name: str) -> str:
-        """The log of a service of it: kubelet, containerd, kube-proxy, images or init."""
+        """The log of one of its services: kubelet, containerd, kube-proxy, images or init."""
         file = self.state / "logs" / f"{name}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
@@ -260,7 +260,7 @@ class NodeCluster:
         return done.stdout
 
     def tried(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
-        """How kubectl ended: a test may want a refusal."""
+        """The result of kubectl, for tests that expect a refusal."""
         command = [
             str(self.binaries / "kubectl"),
             f"--kubeconfig={self.plane.admin}",
@@ -309,7 +309,7 @@ class NodeCluster:
 
 
 def seconds_until(holds: Callable[[], Any], what: str, within: float) -> float:
-    """Seconds until something holds that is looked at every 50 ms."""
+    """Seconds until a condition holds. It is checked every 50 ms."""
     began = time.monotonic()
     until_seen(holds, what, within)
     return time.monotonic() - began

@@ -87,7 +87,7 @@ def containerd_root() -> Path:
 
 
 def built(target: str) -> Path:
-    """The archive of an image of Rackloom, built where its inputs have changed."""
+    """The archive of an image of Rackloom, built if its inputs have changed."""
     make = ["make", "--no-print-directory", "-C", str(ROOT), "image", f"TARGET={target}"]
     subprocess.run(make, check=True, stdout=sys.stderr)
     return ROOT / f"build/image/{NAMES[target]}-0.1.0-amd64.tar"
@@ -168,7 +168,7 @@ def _program(words: list[str]) -> list[str]:
 
 
 def _chart(words: list[str]) -> tuple[str | None, list[str]]:
-    """With which values of the chart, none being the defaults (None: by kustomize), and the other words."""
+    """The values of the chart (empty: its defaults, None: kustomize instead), and the other words."""
     if not words[:1] or words[0].partition("=")[0] != "--chart":
         return None, words
     if "--all" in words:

@@ -55,5 +55,5 @@ def test_a_documented_command_does_what_it_says(installed: NodeCluster, page: st
 
 
 def test_pages_show_commands_for_a_cluster() -> None:
-    """So that a change of how pages are read cannot leave nothing to run."""
+    """A change in the reading of pages must not leave nothing to run."""
     assert {page for page, _ in _commands()} >= {"README.md", "docs/compute-domains.md"}

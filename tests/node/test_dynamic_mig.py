@@ -149,7 +149,7 @@ def test_attributes_of_both_kinds_are_published(dynamic: NodeCluster) -> None:
         *("type", "addressingMode", "resource.kubernetes.io/pciBusID"),
     }
     assert common | {"uuid"} <= whole["gpu-0"]["attributes"].keys()
-    # Of the PCIe tree this machine shows the NUMA node, and no root.
+    # Of the PCIe tree this machine shows the NUMA node, but no root.
     numa = "resource.kubernetes.io/numaNode"
     part = parts["gpu-0-mig-1g10gb-19-0"]["attributes"]
     assert common | {"parentUUID", "profile", numa} == part.keys() | {numa}
@@ -194,7 +194,7 @@ def test_two_containers_have_a_device_each_of_one_claim(dynamic: NodeCluster) ->
 
 
 def test_a_device_with_time_slices_and_seven_that_fill_a_gpu(dynamic: NodeCluster) -> None:
-    """TimeSlicing changes nothing on a MIG device. Of the smallest devices a GPU has seven."""
+    """TimeSlicing changes nothing on a MIG device. A GPU has seven of the smallest devices."""
     one_gpu = "device.attributes['resource.kubernetes.io'].pciBusID == '{}'".format(
         published(dynamic, "gpu")["gpu-0"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
     )

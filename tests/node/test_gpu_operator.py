@@ -94,7 +94,7 @@ class Operator:
         self.node.run("umount", "-l", "-R", f"/{DRIVER_ROOT}")
 
     def leave(self) -> None:
-        """All that is here of it goes."""
+        """Remove the operator's mounts, files, labels and taint."""
         self.node.run("umount", "-l", "-R", f"/{DRIVER_ROOT}", check=False)
         self.node.run("sh", "-c", "rm -rf /run/nvidia /run/cdi/*nvidia.com-gpu.yaml")
         (self.node.root / "proc/driver/nvidia/version").unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def test_a_driver_container_comes_is_replaced_and_goes(operator: Operator) -> No
     until_seen(lambda: "driver container is not ready" in _log(cluster, node), "the log says why", 60)
     assert _versions(cluster, node) == set()
     assert not _plugin_is_ready(cluster, node)
-    # Its root alone does not count: whoever mounted it may still be at work.
+    # Its root alone does not count: the program that mounted it may still be at work.
     operator.mount(OLD)
     time.sleep(LOOKED_AT)
     assert _versions(cluster, node) == set()

@@ -1,4 +1,4 @@
-"""The examples in channel mode: jobs share nodes, and no channel.
+"""The examples in channel mode: jobs share nodes, but no channel.
 
 The cluster is set to it as the pages say: deploy/kubernetes/channel-isolation for the controller and the
 node plugins, and the same variable for the webhook, which gives the pods of a job their one claim. The
@@ -107,7 +107,7 @@ def test_the_mpi_example_runs_in_channel_mode(channel_mode: NodeCluster) -> None
 
 @pytest.mark.usefixtures("mpi_operator")
 def test_the_mpi_example_runs_in_domain_mode(installed: NodeCluster) -> None:
-    """It comes after those of channel mode: the fixture of the module has ended when another begins."""
+    """It runs after the tests of channel mode: their module's fixture has ended when another one begins."""
     run_mpi_example(installed)
 
 

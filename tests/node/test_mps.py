@@ -28,7 +28,7 @@ HOME = daemons_home(Path("/var/lib/kubelet/plugins"))
 
 
 SETTLED_SECONDS = 2.0
-"""How long a job that cannot use its daemon takes at most to end."""
+"""The most seconds that a job needs to end if it cannot use its daemon."""
 
 
 class Process(NamedTuple):

@@ -23,7 +23,7 @@ from rackloom.claim.node.requests import RETRY_ANNOTATION
 MOST_WAIT = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
 IMEX = r"rackloom\.lab\.imex\.service|nvidia-imex --nogpu"
-"""The stand-in for nvidia-imex, and the real program where the nodes have it."""
+"""The stand-in for nvidia-imex, or the real program if the nodes have it."""
 GPU_PLUGIN = "rackloom-node-gpu"
 SYSTEM = ("-n", "rackloom-system")
 pytestmark = only_all
@@ -97,7 +97,7 @@ def plain_pod(cluster: NodeCluster, node: str) -> float:
 
 
 def daemons(cluster: NodeCluster) -> str:
-    """How the IMEX daemons are, as the clique objects say."""
+    """The state of the IMEX daemons in the clique objects."""
     return cluster.kubectl(
         "get", "computedomaincliques", "-A", "-o", "jsonpath={.items[*].daemons[*].status}"
     )
@@ -110,7 +110,7 @@ def failures(cluster: NodeCluster, name: str) -> str:
 
 
 def annotation(cluster: NodeCluster, name: str) -> str:
-    """When which plugin made kubelet try a pod again."""
+    """The annotation of the plugin that made kubelet try a pod again, with its time."""
     return str(cluster.get("pod", name)["metadata"].get("annotations", {}).get(RETRY_ANNOTATION, ""))
 
 

@@ -30,7 +30,7 @@ def whole(installed: NodeCluster) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def divided(installed: NodeCluster, whole: dict[str, Any]) -> Iterator[NodeCluster]:
-    """The nodes, of which the first has one MIG device of the smallest kind on its first GPU."""
+    """The nodes. The first has one MIG device of the smallest kind on its first GPU."""
     assert len(whole) == 8
     state = installed.nodes[0].root / "dev/shm/libnvidia-ml.mig"
     # MIG mode, how many were made, and the first: it exists, profile, start, size, compute instance, serial.

@@ -88,7 +88,7 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     done = takeover(first, "apply")
     assert done.returncode == 0, done.stdout + done.stderr
 
-    # Rackloom comes to both, and nothing of it gets past its init container where NVIDIA's driver runs.
+    # Rackloom comes to both, but gets no further than its init container while NVIDIA's driver runs.
     nodes.kubectl("apply", "-k", str(EXAMPLE))
     for node in nodes.nodes:
         nodes.kubectl("label", "node", node.name, "rackloom.dev/taken-over=true")
@@ -171,7 +171,7 @@ PLUGINS = "var/lib/kubelet/plugins"
 
 
 def worker(name: str, node: RealNode, channel: str = "") -> dict[str, Any]:
-    """A pod with one GPU, and a channel where a template of one is named."""
+    """A pod with one GPU, and a channel if `channel` names a template."""
     value = pod(name, node=node.name)
     templates = ["one-gpu", *([channel] if channel else [])]
     value["spec"]["resourceClaims"] = [
@@ -241,13 +241,13 @@ def plugin_pods(cluster: NodeCluster, node: RealNode) -> list[tuple[str, dict[st
 
 
 def keep_off(cluster: NodeCluster, node: RealNode) -> None:
-    """No plugin of Rackloom runs on this node any more."""
+    """Keep the plugins of Rackloom off this node, and wait until none runs there."""
     cluster.kubectl("label", "node", node.name, "rackloom.dev/taken-over-")
     until_seen(lambda: not plugin_pods(cluster, node), "the plugins have ended", 60)
 
 
 def processes(cluster: NodeCluster) -> dict[str, tuple[Any, ...]]:
-    """Of each container of a job or an IMEX daemon: its id, its start, its process and when that started."""
+    """For each container of a job or an IMEX daemon: its id, its start, its process and that one's start."""
     found = {}
     for namespace in ("default", NAMESPACE):
         for each in cluster.get("pods", "-n", namespace)["items"]:
@@ -318,7 +318,7 @@ def slices_of(cluster: NodeCluster, node: RealNode) -> set[tuple[str, str]]:
 
 
 def mps_directories(node: RealNode) -> list[str]:
-    """Of daemons of either driver."""
+    """The directories of daemons of either driver."""
     return [path.name for path in (node.root / PLUGINS / GPU_DRIVER / "mps").iterdir() if path.is_dir()]
 
 

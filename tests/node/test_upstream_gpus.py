@@ -78,7 +78,7 @@ def test_a_pod_has_one_gpu_and_its_claim_goes_with_it(gpus: NodeCluster) -> None
 
 
 def test_ten_pods_in_a_row_have_the_gpu_and_lose_none(gpus: NodeCluster) -> None:
-    """The one that comes after another has its GPU: the scheduler takes the first that is free."""
+    """Each pod has the GPU of the one before: the scheduler takes the first free GPU."""
     before = len(published(gpus))
     objects = claim("in-turn"), user("in-turn", "in-turn")
     had = []
@@ -149,7 +149,7 @@ def test_the_gpu_plugin_tells_how_many_devices_are_prepared(gpus: NodeCluster) -
 
 @pytest.mark.parametrize("daemon_set", sorted({plugins()[0], plugins()[1 % len(plugins())]}))
 def test_a_signal_makes_a_plugin_tell_its_stacks(gpus: NodeCluster, daemon_set: str) -> None:
-    """Of the GPU plugin and the one of ComputeDomains."""
+    """The stacks of the GPU plugin and of the ComputeDomain plugin."""
     plugin = plugin_pods(gpus, daemon_set)[0]
     name = plugin["metadata"]["name"]
     inside_plugin(gpus, plugin, "import os, signal; os.kill(1, signal.SIGUSR2)")

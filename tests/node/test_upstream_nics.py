@@ -5,7 +5,7 @@ but the claim leads a pod to the node that has the interface, and no container n
 
 **A stand-in**: the interfaces are ends of pairs (`veth`), since not every kernel has `dummy` links. As in
 their tests, the plugin is started with an empty `--filter`, so that it publishes these.
-`tests/docs/upstream_tests.toml` names the test of theirs behind each.
+`tests/docs/upstream_tests.toml` names the upstream test behind each.
 """
 
 import ctypes
@@ -153,7 +153,7 @@ def policy_routed(link: str, own: str, other: str) -> Object:
 
 
 def objects() -> list[Object]:
-    """All that starts together."""
+    """All objects that start together."""
     forwards = [
         config({"interface": {"name": name, "addresses": [address], "forwarding": True}}, side)
         for side, name, address in (("a", "net1", "10.61.20.2/24"), ("b", "net2", "10.61.21.2/24"))
@@ -241,7 +241,7 @@ class Upstream:
         self.cluster = cluster
         self.plugin = installation.plugins()[-1]
         self.lacking = ""
-        """Why there are no programs on an interface."""
+        """The reason that no interface has programs."""
         self.before: dict[str, Object] = {}
         self._others = self.published().keys()
         daemons = cluster.get("daemonset", self.plugin, "-n", "rackloom-system")["spec"]["template"]["spec"]
@@ -350,7 +350,7 @@ class Upstream:
     def network(self, name: str) -> Path:
         """The network namespace of a pod, found by the cgroup of its newest process.
 
-        An older one may be of a sandbox that failed.
+        An older process may be of a sandbox that failed.
         """
         uid, found = self.cluster.get("pod", name)["metadata"]["uid"], []
         for listing in Path("/proc").glob("[0-9]*/cgroup"):
@@ -416,7 +416,7 @@ def recorded(node: RealNode, *uids: str) -> bool:
 
 
 def offload(network: Path, link: str, command: int, value: int = 0) -> int:
-    """Ask the kernel for an offload of an interface, or set one, as ethtool did before netlink."""
+    """Read an offload of an interface from the kernel, or set one, as ethtool did before netlink."""
 
     def ask() -> int:
         asked = ctypes.create_string_buffer(struct.pack("=II", command, value))
@@ -500,7 +500,7 @@ def test_segmentation_sizes_are_the_claims(upstream: Upstream) -> None:
     }
     network = upstream.network("big0")
     (sizes,) = in_namespace(network, lambda: _sizes("data1"))
-    # Those for IPv4 are read by our own code: iproute2 of Debian 12 does not know them.
+    # Our own code reads the sizes for IPv4, which iproute2 of Debian 12 does not know.
     assert {name: getattr(sizes, name) for name in SIZES} == SIZES
     assert [offload(network, "data1", asked) for asked in (_TSO, _GRO)] == [1, 1]
     assert not offload(network, "data1", _FLAGS) & _LRO

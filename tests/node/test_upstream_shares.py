@@ -1,6 +1,6 @@
 """Shares of a GPU on real kubelets, requested with the objects of the tests of NVIDIA's DRA driver.
 
-tests/docs/upstream_tests.toml names the test of theirs behind each of these. A container shows by its
+tests/docs/upstream_tests.toml names the upstream test behind each of these. A container shows by its
 device files which GPU it has. The plugins are started again for each way of sharing.
 """
 

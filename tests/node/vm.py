@@ -36,7 +36,7 @@ from tests.cluster.build import NotBuilt, cache
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
-"""Exists where the machine itself has cgroups of version 2."""
+"""Exists if the machine itself has cgroups of version 2."""
 LIMIT = 1200.0
 """Seconds that the machine may take with KVM. Without KVM they are seconds of its slower clock."""
 SLOWER = 20
@@ -88,7 +88,7 @@ def missing() -> list[str]:
 
 
 def kernel() -> Path:
-    """The folder of Debian's kernel and its modules (fetch_kernel.sh), downloaded where it is not cached.
+    """The folder of Debian's kernel and its modules (fetch_kernel.sh), downloaded if it is not cached.
 
     Raises:
         NotBuilt: it cannot be downloaded.
@@ -107,7 +107,7 @@ def kernel() -> Path:
 def run(words: list[str], environment: Mapping[str, str]) -> int:
     """Run run.py with these words and variables in the machine: the run.py of the host.
 
-    Returns its status, or 1 where the machine ended without.
+    Returns its status, or 1 if the machine ended without one.
 
     Raises:
         NotBuilt: there is no kernel for it.
@@ -205,7 +205,7 @@ def _qemu(vmlinuz: Path, initramfs: Path, disk: int, *, fast: bool) -> list[str]
         *("-virtfs", "local,path=/,mount_tag=host,security_model=passthrough,readonly=on,multidevs=remap"),
         *("-drive", f"file=/proc/self/fd/{disk},format=raw,if=virtio,cache=unsafe"),
         *("-device", f"isa-debug-exit,iobase={_EXIT_PORT},iosize=1"),
-        # A function that tests may take from its driver, which vfio-pci does behind an IOMMU alone.
+        # A function that tests may take from its driver. vfio-pci takes it only behind an IOMMU.
         *("-machine", "q35", "-device", "intel-iommu", "-device", "virtio-rng-pci"),
     ]
 
