@@ -167,7 +167,7 @@ def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record
 
 
 def test_a_secret_that_a_stopped_controller_made_too_late_goes(site):
-    """It went on when its ComputeDomain was gone, and sent the request that it was about to send."""
+    """It went on after its ComputeDomain was gone, and sent the request that it was about to send."""
 
     async def story():
         place = site()

@@ -141,7 +141,7 @@ def steal(world, make, name):
 
 
 def enter(world, make, name):
-    """A daemon starts where its node is labelled and has a kubelet, and joins its clique object."""
+    """A daemon starts if its node is labelled and has a kubelet, and joins its clique object."""
     node = world.at(NODE, None, name)
     if node is None or node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL) != UID:
         return
@@ -190,7 +190,7 @@ def one_pass(world, config, make, carried):
 
 
 def in_use(world):
-    """Nodes with the label on which a pod holds a channel, of a ComputeDomain that is wanted."""
+    """Labelled nodes on which a pod holds a channel of a wanted ComputeDomain."""
     domain = world.at(COMPUTE_DOMAIN, "team", "job")
     if domain is None or "deletionTimestamp" in domain["metadata"]:
         return set()

@@ -26,7 +26,7 @@ def loaded(kube, name, field="tls.crt"):
 
 
 async def writes(kube, credentials):
-    """How many writes it takes that the Secrets of a ComputeDomain are as they should be."""
+    """The number of writes until the Secrets of a ComputeDomain are as they should be."""
     before = kube.writes("controller")
     await credentials.ensure("cd-1", NAMESPACE)
     return kube.writes("controller") - before

@@ -232,7 +232,7 @@ def test_an_entry_in_the_clique_that_a_daemon_was_in_before_is_stale(world, make
 
 
 JUST_LOST = "2025-12-31T23:55:00Z"
-"""300 s before the tests' now: so long a node may be silent."""
+"""300 s before the tests' now, as long as a node may be silent."""
 ALMOST_LOST = "2025-12-31T23:55:01Z"
 
 

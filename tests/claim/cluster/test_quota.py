@@ -193,7 +193,7 @@ def test_a_count_of_spares_that_is_none_is_said(
     assert f"annotation {SPARES_ANNOTATION} is {text!r}: use a number from 0 to 999" in message(world)
 
 
-# Nobody gets out of the count.
+# All are counted.
 
 
 def test_one_that_waits_may_change_its_queue_and_its_spares_and_stays_counted(
@@ -622,7 +622,7 @@ def test_without_kueue_only_what_names_a_queue_waits(site: Any) -> None:
     event_loop.run_simulation(1, story)
 
 
-# A ComputeDomain with running pods that comes to need quota loses nothing that it has.
+# A ComputeDomain with running pods that comes to need quota loses nothing.
 
 
 @pytest.mark.parametrize("has_kueue", [True, False])

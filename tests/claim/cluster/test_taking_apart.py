@@ -105,7 +105,7 @@ def test_a_claim_made_after_the_deletion_holds_nothing_back(make, settings):
 
 
 def test_what_others_label_with_the_uid_is_not_ours(make, settings):
-    """Neither a duplicate that keeps the domain from Ready, nor ours to delete, which policies refuse."""
+    """It keeps no domain from Ready as a duplicate, and is not ours to delete, which policies refuse."""
     world = make.world()
     world.put(COMPUTE_DOMAIN, make.domain())
     labels = {names.COMPUTE_DOMAIN_LABEL: UID}

@@ -142,7 +142,7 @@ class Node:
         nodes.write_text(nodes_text([entry(place) for place in range(places)]))
 
     def know(self, *peers: int) -> None:
-        """These have names in the hosts file."""
+        """Give these peers names in the hosts file."""
         lines = [f"{address_of(peer)}\t{daemon_host(peer)}\n" for peer in peers]
         (self.folder / "hosts").write_text("127.0.0.1\tlocalhost\n" + "".join(lines))
 

@@ -67,7 +67,7 @@ def test_a_dry_apply_of_something_new_creates_nothing(play: Play) -> None:
 
 def test_a_dry_binding_leaves_a_pod_without_a_node(play: Play) -> None:
     async def scenario(world: World) -> None:
-        # A real scheduler has no eye on pods that name another.
+        # A real scheduler ignores pods that name another.
         await create_pod(world, pod(world, "a", schedulerName="nobody"))
         target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "a"}, "target": target}

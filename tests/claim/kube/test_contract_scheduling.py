@@ -32,7 +32,7 @@ async def a_node(world: World, **room: str) -> AsyncIterator[str]:
 
 
 def wants(world: World, name: str, resources: Object, **spec: Any) -> Object:
-    """A pod for the node of its scenario, which no taint keeps off it."""
+    """A pod for the node of its scenario. It tolerates every taint."""
     made = pod(world, name, tolerations=[{"operator": "Exists"}], nodeSelector={"contract": world.namespace})
     made["spec"]["containers"][0]["resources"] = resources
     made["spec"] |= spec

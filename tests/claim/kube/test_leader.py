@@ -18,7 +18,7 @@ from rackloom.lab.virtual import event_loop
 
 
 class Candidates:
-    """Processes that want to lead, and who of them does."""
+    """Processes that want to lead, and those that do."""
 
     def __init__(self, kube: FakeKube) -> None:
         self._kube = kube

@@ -26,7 +26,7 @@ class Container(msgspec.Struct, frozen=True):
 
     @property
     def mounts(self) -> dict[str, str]:
-        """By the path in the container: where the host has it."""
+        """Paths on the host by path in the container."""
         assert self.spec is not None, self.refused
         return {mount["destination"]: mount["source"] for mount in self.spec.get("mounts") or ()}
 
@@ -42,9 +42,9 @@ class Reading(msgspec.Struct, frozen=True):
     """The library's reading of a directory of specs."""
 
     minimum: dict[str, str]
-    """By file: the oldest version that it may carry."""
+    """The oldest version that each file may carry."""
     errors: dict[str, list[str]]
-    """By file."""
+    """Errors by file."""
     containers: list[Container]
 
 
@@ -52,7 +52,7 @@ ReadSpecs = Callable[..., Reading]
 
 
 def program() -> Path:
-    """The reader, built where it is not at hand."""
+    """The reader, built if it is missing."""
     return go_program(READER, "cdi-reader", "containerd's CDI library")
 
 

@@ -1,4 +1,4 @@
-"""A plugin that is killed at every single point of its work and started again: what the plugins' tests share.
+"""A plugin that is killed at every single point of its work and started again, for the tests of each plugin.
 
 A crash point is the moment before or after a call to the API server, or before a write reaches the disk. The
 tests of a plugin add their own: programs of the driver, requests to the kernel.

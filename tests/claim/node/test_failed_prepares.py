@@ -1,6 +1,6 @@
 """After a failed prepare: pods start when the cause has cleared, not at the next resync of their kubelet.
 
-The framework of the plugins as it is, a kubelet that is as slow as the real one, virtual time.
+The plugins' framework is real, the kubelet is as slow as the real one, and time is virtual.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ SPACE = "default"
 MOST_WAIT = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
 CALL = 44.0
-"""Seconds that a call of kubelet is held at most."""
+"""The most seconds that a call of kubelet is held."""
 NOT_YET = Retry("not yet", after=0.0)
 
 

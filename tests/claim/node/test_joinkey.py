@@ -1,4 +1,4 @@
-"""The join key as attributes: what is known, under names that the API takes, and nothing made up."""
+"""The join key as attributes: known parts, under names that the API takes, and nothing made up."""
 
 import re
 

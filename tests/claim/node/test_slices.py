@@ -79,7 +79,7 @@ class Server:
             for taint in device.get("taints", ()):
                 self.count += 1
                 taint.setdefault("timeAdded", f"t{self.count}")
-        # Kubernetes 1.34 writes the field out where there is nothing in it.
+        # Kubernetes 1.34 writes the field out even if it is empty.
         obj["spec"].setdefault("devices", None)
         return obj
 

@@ -92,7 +92,7 @@ KINDS = (no_handshake, idle, slow_head, big_body, pipelined)
 
 
 async def again(kind, address: str, port: int, until: float) -> None:
-    """For as long as the flood goes on: whoever is thrown out comes again."""
+    """Repeat for as long as the flood goes on: a client that is thrown out comes again."""
     while time.monotonic() < until:
         with suppress(OSError, EOFError, TimeoutError):
             async with asyncio.timeout(max(0.1, until - time.monotonic())):

@@ -24,14 +24,14 @@ from rackloom.serving.limits import HttpLimits
 FLOOD = Path(__file__).parent / "flood.py"
 SECONDS = 10.0
 TIMEOUT = 5.0
-"""The API server's own, as the manifests set it."""
+"""The API server's timeout, as the manifests set it."""
 BOUND_MIB = 320
 """Of the 512 that the manifests give it."""
 FILES = 8192
 
 
 def memory(process):
-    """Resident memory of a process in MiB, at most so far."""
+    """Peak resident memory of a process in MiB."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM"))
 

@@ -165,7 +165,7 @@ class Job:
         return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims}}
 
     async def succeed(self, name):
-        """A pod ends well: this job makes it not again, since it is still there."""
+        """A pod ends well. This job does not make it again, since it is still there."""
         await self._say(name, "Succeeded")
 
     async def fail(self, name):
@@ -231,7 +231,7 @@ class GangSite:
         await self.user.create(NODE, {"metadata": {"name": name, "labels": labels}, "status": status})
 
     async def label_trays(self):
-        """So that pods may choose one."""
+        """Label the trays, so that pods may choose one."""
         for name in self.trays:
             await self.user.patch(NODE, name, None, {"metadata": {"labels": {"tray": name}}})
 
@@ -368,7 +368,7 @@ def run(story, seed=1):
 
 
 async def planned(site, gang):
-    """The plan of a gang in the moment in which it is recorded."""
+    """The plan of a gang at the moment when it is recorded."""
     async with asyncio.timeout(60):
         while True:
             with suppress(NotFound):

@@ -34,7 +34,7 @@ async def at_work(racks, trays, **how):
 
 
 async def bound_job(site, name, sizes, **how):
-    """A job of which all pods have their tray."""
+    """A job after all its pods got their trays."""
     job = site.job(name, sizes, **how)
     await site.until(lambda: site.is_bound(name, sum(sizes.values())))
     return job
@@ -49,7 +49,7 @@ async def over(site, *jobs):
 
 
 def watch_bindings(site):
-    """Which nodes each seat was bound to, in order."""
+    """The nodes that each seat was bound to, in order."""
     found, honest = {}, site.kube.bind
 
     def noted(key, node, uid, **asked):

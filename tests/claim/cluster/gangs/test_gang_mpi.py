@@ -1,4 +1,4 @@
-"""An MPIJob that is over: its trays are released, also where its status is late and the controller dies."""
+"""An MPIJob that is over: its trays are released, also if its status is late and the controller dies."""
 
 import asyncio
 from contextlib import suppress

@@ -73,7 +73,7 @@ def test_the_whole_gang_is_waited_for_where_one_of_its_owners_does_not_say(other
 
 
 def test_a_job_that_is_over_makes_none_unless_it_was_over_when_the_others_were_made():
-    """Then it is of an earlier run, and another one of its kind is still to come."""
+    """It is then of an earlier run, and another one of its kind is still to come."""
     pods = (pod("done", "one", "a", "Succeeded"), WAITING[1])
     over, later = job(2, succeeded=2, is_ending=True, over_since=T1), job(3, succeeded=2)
     assert sizes(pods, one=over, two=later) == {"b": 1}

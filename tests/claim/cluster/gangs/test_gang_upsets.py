@@ -40,7 +40,7 @@ def test_a_namespace_that_is_deleted_under_a_gang_leaves_no_taint():
         job = await bound_job(site, "big", {"worker": 4})
 
         async def terminating(review):
-            """As the API server does in a namespace that ends: nothing new, events neither."""
+            """Refuse new objects, also events, as the API server does in a namespace that ends."""
             if review.operation == "CREATE" and review.kind in (POD, GANG_PLAN, EVENT):
                 raise Rejected(403, "Forbidden", "namespace team is being terminated")
 
@@ -76,7 +76,7 @@ def test_a_tray_that_is_cordoned_on_the_way_is_not_waited_for(moment):
 
 
 def test_a_pod_that_is_made_anew_while_its_node_is_gone_keeps_its_gate():
-    """Let go, it could only be deleted again, to go elsewhere."""
+    """If it were let go, it could only be deleted again, to go elsewhere."""
 
     async def story():
         site = await at_work(racks=1, trays=4)

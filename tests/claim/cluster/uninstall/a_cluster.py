@@ -203,7 +203,7 @@ class Cluster:
 
 
 class Judge:
-    """An admission hook: what we write is ours, and in order."""
+    """An admission hook: we write only our objects, and in order."""
 
     def __init__(self, kube: FakeKube) -> None:
         self._kube = kube
@@ -212,7 +212,7 @@ class Judge:
         """Names of device classes and definitions that are to stay."""
 
     async def __call__(self, review: AdmissionReview) -> None:
-        """Raises AssertionError for a write that must not be."""
+        """Raises AssertionError if a write is forbidden."""
         if review.user != US:
             return
         old = review.old or {}

@@ -139,7 +139,7 @@ async def warm(cluster: Cluster) -> None:
 
 
 async def wreck(cluster: Cluster, state: dict[str, Any]) -> None:
-    """Somebody has deleted some of it by hand, or all with `kubectl delete -k deploy/kubernetes/base`."""
+    """A user has deleted some of it by hand, or all with `kubectl delete -k deploy/kubernetes/base`."""
     installed = [
         (kind, obj)
         for kind in cluster.kube.schemas

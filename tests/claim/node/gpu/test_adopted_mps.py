@@ -111,7 +111,7 @@ def test_killed_at_any_point_the_daemon_ends_with_its_claim(ending: Any, make_gp
 
 
 class Forbidding:
-    """An API server for who may not delete Deployments."""
+    """An API server for an account that may not delete Deployments."""
 
     def __init__(self, api: Any) -> None:
         self._api = api

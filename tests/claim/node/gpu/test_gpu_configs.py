@@ -63,7 +63,7 @@ def anything(rng, depth=0):
 
 
 def written(rng):
-    """Mostly near to a good one: nonsense all through is refused at its first word."""
+    """Mostly close to a good one: complete nonsense is refused at its first word."""
     kind = rng.choice(("GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"))
     strategy = rng.choice(("TimeSlicing", "MPS"))
     mps = {rng.choice(WORDS): anything(rng) for _ in range(rng.randrange(3))}

@@ -188,7 +188,7 @@ def test_what_is_under_way_is_waited_for_before_a_daemon_is_ended(home, log, pro
     ],
 )
 def test_a_request_is_answered_by_one_line_and_what_is_none_by_nothing(home, line, reply):
-    """Of another release too, with fields that are not known."""
+    """Also requests of another release, with unknown fields."""
 
     async def story():
         async with launcher_pod(home) as launcher:

@@ -435,7 +435,7 @@ def test_whoever_observes_a_gpu_does_not_keep_it_from_being_divided(node):
 
 @pytest.mark.slow
 def test_a_claim_that_is_given_up_while_its_device_is_made_leaves_none(node, monkeypatch):
-    """NVML cannot be cut off: whatever follows waits for it."""
+    """NVML cannot be cut off: later steps wait for it."""
     entered, create = threading.Event(), pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
 
     def slow(*args):

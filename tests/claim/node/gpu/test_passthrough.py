@@ -1,7 +1,7 @@
 """GPUs that a claim takes from NVIDIA's driver for a virtual machine, and gives back.
 
-`PciBus` stands in for the kernel: it does what writes to the files of /sys/bus/pci do. The real kernel has a
-function of another kind in `test_binding_in_the_kernel.py`.
+`PciBus` stands in for the kernel: it acts on writes to the files of /sys/bus/pci as the kernel does. The real
+kernel has a function of another kind in `test_binding_in_the_kernel.py`.
 """
 
 import asyncio
@@ -316,7 +316,7 @@ async def published(api):
 
 @pytest.mark.slow
 def test_a_stale_attempt_that_is_undone_leaves_the_gpu_of_a_later_claim(gpus, machine):
-    """nvidia-smi does not know a GPU that is bound: whoever does not give it back leaves its mode alone."""
+    """nvidia-smi does not know a bound GPU: a claim that does not give it back leaves its mode alone."""
     programs = Programs(machine)
 
     async def story():

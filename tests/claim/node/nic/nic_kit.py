@@ -73,7 +73,7 @@ class Netns:
         return in_namespace(self.path, work)
 
     def ip(self, work):
-        """`work` with a library of another make than the code under test has."""
+        """`work` with another library than that of the code under test."""
 
         def ask():
             with IPRoute() as ipr:
@@ -134,7 +134,7 @@ class Host(Netns):
 
 
 def require_kind(host: Host, kind: str, **settings) -> None:
-    """Skip the test where this kernel has no such links."""
+    """Skip the test if this kernel has no such links."""
     make_link(host, "probe", kind, **settings)
     host.ip(lambda ipr: ipr.link("del", ifname="probe"))
 

@@ -1,4 +1,4 @@
-"""One node with the NIC plugin: API server, kubelet and runtime are the test's."""
+"""One node with the NIC plugin. The test has its own API server, kubelet and runtime."""
 
 from contextlib import AsyncExitStack, asynccontextmanager
 

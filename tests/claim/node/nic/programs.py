@@ -1,4 +1,4 @@
-"""eBPF programs that tests put on an interface, by requests of another make than the code under test has."""
+"""eBPF programs that tests put on an interface, by other requests than those of the code under test."""
 
 import ctypes
 import struct

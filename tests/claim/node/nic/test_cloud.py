@@ -72,7 +72,7 @@ def patience(monkeypatch):
 
 
 def plain(attributes):
-    """By the name after the domain, as values."""
+    """Attributes as values, by the name after the domain."""
     return {
         name.partition("/")[2]: attribute.string if attribute.int_ is None else attribute.int_
         for name, attribute in attributes.items()
@@ -152,7 +152,7 @@ def test_a_network_of_another_form_is_no_network(text):
     "text", ["", "{", "[1]", '{"a": ' * 5000, "\0\xff", "null", '{"vmSize": 3, "rackId": []}']
 )
 def test_garbage_is_refused_or_absent(cloud, text):
-    """No more comes of it than texts of services that answer in plain text."""
+    """At most it yields texts, of services that answer in plain text."""
     answers = dict.fromkeys(recorded(cloud), text)
     with suppress(Retry):
         found = replayed(cloud, answers)

@@ -167,7 +167,7 @@ POOL = (
 
 
 def mutant(value, random):
-    """`value` with something from the pool in a place that chance picks, or with a field too many."""
+    """`value` with an item of the pool in a random place, or with a field too many."""
     if not value or not isinstance(value, dict | list) or random.random() < 0.15:
         return random.choice(POOL)
     place = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
@@ -191,7 +191,7 @@ def test_ten_thousand_configs_are_refused_or_understood_to_the_last_byte(paramet
 
 
 def understood(parameters):
-    """Refused, or every request that comes of it can be written."""
+    """The config is refused, or every request that follows from it can be written."""
     config = asked(parameters)
     if config is None:
         return

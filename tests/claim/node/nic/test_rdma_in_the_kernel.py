@@ -41,7 +41,7 @@ def tool(*words):
 
 
 def set_mode(mode):
-    """Once the kernel has destroyed the namespaces of earlier tests, which it does after they ended."""
+    """Set it once the kernel has destroyed the namespaces of earlier tests, some time after their end."""
     command = ["rdma", "system", "set", "netns", mode]
     deadline = time.monotonic() + PATIENCE
     while subprocess.run(command, capture_output=True, timeout=120).returncode:

@@ -41,7 +41,7 @@ def node(kit, host):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """Servers may have their leases prolonged at once."""
+    """Let leases be renewed at once."""
     monkeypatch.setattr(lease, "LEAST_RENEWAL_SECONDS", 0.0)
 
 

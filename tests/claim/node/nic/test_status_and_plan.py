@@ -55,7 +55,7 @@ def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
 
 
 def status_of_lease(state):
-    """Of a lease that ended, or that no server renews since 2023-11-14T22:14:20Z."""
+    """The status of a lease that ended, or that no server has renewed since 2023-11-14T22:14:20Z."""
     grant = DhcpGrant(
         address="10.0.0.2/24",
         server="10.0.0.1",

@@ -29,7 +29,7 @@ def go(value: object) -> bytes:
 
 
 def status(driver: str, devices: Sequence[str], *configs: Any, **result: Any) -> dict[str, Any]:
-    """Of a ResourceClaim."""
+    """The status of a ResourceClaim."""
     results = [
         {"request": "r", "driver": driver, "pool": NODE, "device": device, **result} for device in devices
     ]
@@ -81,7 +81,7 @@ def gpu_claim(
     kind: str = "gpu",
     pci_address: str = "",
 ) -> Any:
-    """Of the GPU plugin, which records no name of a prepared claim."""
+    """A claim of the GPU plugin, which records no name of a prepared claim."""
     parts = []
     for device in devices:
         ids = [f"k8s.{GPU_DRIVER}/claim={uid}-{device}"]
@@ -204,7 +204,7 @@ class Node:
         return file
 
     def files(self) -> dict[str, bytes]:
-        """All that lies below the plugins directory, less locks."""
+        """All files below the plugins directory, except locks."""
         found = (path for path in self.root.rglob("*") if path.is_file() and path.suffix != ".lock")
         return {str(path.relative_to(self.root)): path.read_bytes() for path in found}
 
@@ -213,7 +213,7 @@ class Node:
 
 
 def reader() -> Path:
-    """The program, built where it is not at hand."""
+    """The program, built if it is missing."""
     return go_program(READER, "checkpoint-reader", "kubelet's checksum package")
 
 

@@ -1,4 +1,4 @@
-"""DRANET on a node: what is found of it, and that no NIC of a pod changes hands."""
+"""DRANET on a node: its traces are found, and no NIC of a pod changes hands."""
 
 import fcntl
 import socket

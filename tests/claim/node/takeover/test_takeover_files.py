@@ -97,7 +97,7 @@ def test_what_ended_since_is_not_given_back(node, read_by_driver):
 
 
 def prepared(uid, of, /, state=PrepareState.COMPLETED, **record):
-    """By our plugin, since."""
+    """A claim that our plugin prepared afterwards."""
     driver = GPU_DRIVER if of == "gpu" else IMEX_DRIVER
     device = ReadyDevice(
         requests=("r",),
