@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not STAGE and here in item.path.parents:
             item.add_marker(skip)
     if STAGE:
-        # All tests share one installation. These remove it, and start without one, so they come last.
+        # All tests share one installation. The first of these removes it, the others start without.
         last = ["test_uninstall.py", "test_chart_reader.py", "test_takeover.py"]
         items.sort(key=lambda item: last.index(item.path.name) if item.path.name in last else -1)
 

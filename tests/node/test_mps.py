@@ -116,7 +116,7 @@ def test_a_daemon_outlives_the_plugin_and_ends_with_its_claim(installed: NodeClu
 
 
 def test_a_daemon_that_ends_with_its_pod_is_started_again(installed: NodeCluster, node: RealNode) -> None:
-    """A drawback against a pod for each daemon: the end of this one pod ends all daemons of its node."""
+    """The drawback of one pod for all daemons of a node: all of them end with it."""
     job = claiming(pod("mps-lost", JOB, node=node.name), TEMPLATE)
     job["spec"]["restartPolicy"] = "Always"
     installed.apply(job)

@@ -99,7 +99,7 @@ def test_one_that_ran_for_long_is_started_again_soon(tmp_path):
 
 
 class Broken:
-    """A rack with one daemon on the stand-in. Its old form of configuration never starts."""
+    """A rack with one daemon on the stand-in. `bind` chooses the old configuration, which never starts."""
 
     def __init__(self, folder):
         self.rack = Rack()
