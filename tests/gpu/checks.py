@@ -1,9 +1,9 @@
-"""What one machine with an NVIDIA GPU can show of Rackloom, check by check.
+"""Checks of Rackloom on one machine with an NVIDIA GPU.
 
-Every check compares what Rackloom says with a source that it does not use itself: `nvidia-smi -q -x`, the
-CUDA driver called by ctypes, files of /dev, the loader. None changes a setting of a GPU; the last one
-looks whether that is so. A check returns its figures, or raises `Differs` with what differs, or `Skipped`
-with what is lacking.
+Every check compares Rackloom's output with a source that it does not use itself: `nvidia-smi -q -x`, the
+CUDA driver called by ctypes, files of /dev, the loader. No check changes a setting of a GPU, and the last one
+verifies that. A check returns its figures, or raises `Differs` with the differences, or `Skipped` with the
+missing requirements.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ SETTINGS = (
     *("persistence_mode", "compute_mode", "addressing_mode", "mig_mode", "ecc_mode", "accounting_mode"),
     *("applications_clocks", "gpu_power_readings/requested_power_limit", "power_readings/power_limit"),
 )
-"""Elements of a GPU in `nvidia-smi -q -x` that somebody sets."""
+"""Elements of a GPU in `nvidia-smi -q -x` that hold settings."""
 TRANSFER_BYTES, TRANSFER_ITERATIONS = 256 << 20, 20
 SECONDS = 60.0
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -41,7 +41,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 class Skipped(Exception):
-    """The machine lacks what the check needs."""
+    """The machine lacks a requirement of the check."""
 
 
 class Differs(Exception):
@@ -62,17 +62,17 @@ def no_gpu_reason(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
 
 @dataclass
 class Machine:
-    """The machine that is looked at. What a test of the checks themselves replaces are its fields."""
+    """The machine under test. Tests of the checks themselves replace its fields."""
 
     driver_root: Path | None = None
-    """Where the driver is installed; None finds it from where the loader finds the CUDA driver."""
+    """The directory of the driver. None derives it from the place where the loader finds the CUDA driver."""
     node_options: Mapping[str, Any] = field(default_factory=dict)
     """For the GPU plugin, besides the driver's root."""
     sysroot: Path = Path("/")
 
     @cached_property
     def lacks_gpu(self) -> str | None:
-        """Why nothing can be shown here; None where there is a GPU that answers."""
+        """The reason that nothing can be checked here, or None if a GPU answers."""
         why = no_gpu_reason()
         on_the_bus = nvidia_functions(self.sysroot)
         if why is not None and on_the_bus:
@@ -81,7 +81,7 @@ class Machine:
 
     @cached_property
     def root(self) -> Path:
-        """Below which `lib64`, `usr/lib/x86_64-linux-gnu` and the like hold the driver's libraries."""
+        """The root of the driver's libraries in `lib64`, `usr/lib/x86_64-linux-gnu` and the like."""
         return self.driver_root or root_of(loaded_from(LIBRARY))
 
     @cached_property
@@ -98,7 +98,7 @@ class Machine:
         return ET.fromstring(self.asked("-q", "-x"))  # noqa: S314 - of the driver's own program
 
     def asked(self, *words: str) -> str:
-        """What nvidia-smi says."""
+        """The output of nvidia-smi."""
         done = subprocess.run(
             [self.program, *words], capture_output=True, text=True, timeout=SECONDS, check=False
         )
@@ -108,17 +108,17 @@ class Machine:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """The GPUs' settings, when they were first asked for."""
+        """The GPUs' settings when this property was first read."""
         return settings_of(self.printed())
 
     def prepared(self, kind: str) -> "Given":
-        """A claim for the first device of a type, prepared by the plugin, and what its specs edit."""
+        """A claim for the first device of a type, prepared by the plugin, and the edits of its specs."""
         return asyncio.run(_prepared(self, kind))
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a container would get for one device."""
+    """The edits that a container would get for one device."""
 
     device: str
     attributes: Mapping[str, Any]
@@ -173,7 +173,7 @@ def topology(machine: Machine) -> Figures:
 
 
 def cuda_agrees(machine: Machine) -> Figures:
-    """CUDA's devices, asked through ctypes, against the inventory: same UUIDs, same PCI addresses."""
+    """CUDA's devices, read through ctypes, against the inventory: same UUIDs, same PCI addresses."""
     from rackloom.claim.node.gpu.nvml import read_gpus
     from rackloom.prove.transfer.buffers import CudaDriver
 
@@ -191,7 +191,7 @@ def cuda_agrees(machine: Machine) -> Figures:
 
 
 def published(machine: Machine) -> Figures:
-    """What the plugin publishes, over its own sockets, against nvidia-smi."""
+    """The devices that the plugin publishes, over its own sockets, against nvidia-smi."""
     given = machine.prepared("gpu")
     known = {gpu["uuid"]: gpu for gpu in gpus_in(machine.printed()).values()}
     printed = known.get(given.attributes["uuid"]["string"])
@@ -226,9 +226,9 @@ def _nodes_of(given: Given) -> Figures:
 
 
 def mounts(machine: Machine) -> Figures:
-    """Every file that the specs mount: it is there; a library is for this processor and finds its own."""
+    """Every file that the specs mount exists. A library is for this processor and finds its dependencies."""
     edits = machine.prepared("gpu").edits
-    # A file is mounted twice where no hook makes the link that programs load it by (libcuda.so).
+    # If no hook makes the link by which programs load it (libcuda.so), a file is mounted twice.
     sources = [Path(path) for path in dict.fromkeys(mount["hostPath"] for mount in edits.get("mounts", ()))]
     wrong = [f"{source} does not exist" for source in sources if not source.exists()]
     libraries = [source for source in sources if source.exists() and ".so" in source.name]
@@ -267,7 +267,7 @@ def _contained(machine: Machine, given: Given) -> Figures:
 
 
 def transfer(machine: Machine) -> Figures:
-    """GPU memory of two processes: verified, carried by cuda_ipc alone; without it, by other lanes."""
+    """GPU memory of two processes: verified, carried by cuda_ipc alone. Without cuda_ipc, by other lanes."""
     from rackloom.prove.transfer import installation
 
     problem = installation.nixl_missing_reason()
@@ -307,7 +307,7 @@ def _measured(transports: tuple[str, ...]) -> Any:
 
 
 def mig(machine: Machine) -> Figures:
-    """Where somebody has made MIG devices: as nvidia-smi lists them, nodes right, CUDA finds just one."""
+    """Existing MIG devices match the list of nvidia-smi, their nodes are right, and CUDA finds just one."""
     listed = [line.strip() for line in machine.asked("-L").splitlines() if "MIG-" in line]
     if not listed:
         raise Skipped("no GPU has MIG devices, and these checks make none")
@@ -319,7 +319,7 @@ def mig(machine: Machine) -> Figures:
 
 
 def mps(machine: Machine) -> Figures:
-    """A control daemon of our own beside the GPU's settings as they are: a client of it gets a server."""
+    """A separate control daemon, with the GPU's settings as they are: its client gets a server."""
     places = f"{os.environ['PATH']}:{Path(machine.program).parent}"
     control = shutil.which("nvidia-cuda-mps-control", path=places)
     if control is None:
@@ -403,7 +403,7 @@ def nvidia_functions(sysroot: Path) -> list[str]:
 
 
 def loaded_from(library: str) -> Path:
-    """Where the loader found it."""
+    """The file from which the loader loaded the library."""
     ctypes.CDLL(library)
     stem = library.partition(".so")[0]
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -413,7 +413,7 @@ def loaded_from(library: str) -> Path:
 
 
 def root_of(library: Path) -> Path:
-    """The root of a driver one of whose libraries lies there: `/` for `/usr/lib64/...`."""
+    """The root of the driver that has this library: `/` for `/usr/lib64/...`."""
     for parent in library.parents:
         if parent.name in ("usr", "lib", "lib64"):
             above = parent.parent
@@ -422,7 +422,7 @@ def root_of(library: Path) -> Path:
 
 
 def full_address(text: str) -> str:
-    """`0000:0f:00.0` of any spelling: domains of eight digits, capitals."""
+    """`0000:0f:00.0` from any spelling: domains of eight digits, capitals."""
     from rackloom.topology.discovery.sysfs import normal_pci_address
 
     return normal_pci_address(text) or text.lower()
@@ -445,7 +445,7 @@ def gpus_in(log: ET.Element) -> dict[str, dict[str, str | None]]:
 
 
 def _mig_of(gpu: ET.Element) -> str:
-    """A GPU that knows no MIG says `N/A`."""
+    """A GPU without MIG reports `N/A`."""
     return "Enabled" if gpu.findtext("mig_mode/current_mig") == "Enabled" else "Disabled"
 
 
@@ -455,7 +455,7 @@ def mig_is_on(log: ET.Element) -> bool:
 
 
 def settings_of(log: ET.Element) -> dict[str, str]:
-    """What somebody has set, by GPU and name."""
+    """The settings by GPU and name."""
     found = {}
     for gpu in log.iter("gpu"):
         for path in SETTINGS:
@@ -468,7 +468,7 @@ def settings_of(log: ET.Element) -> dict[str, str]:
 def differing(
     ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]], we: str, they: str
 ) -> list[str]:
-    """In words, all in which two descriptions of the same things differ."""
+    """All differences between two descriptions of the same things, in words."""
     found = [f"only {we} has {name}" for name in sorted(ours.keys() - theirs.keys())]
     found += [f"only {they} has {name}" for name in sorted(theirs.keys() - ours.keys())]
     for name in sorted(ours.keys() & theirs.keys()):
@@ -479,7 +479,7 @@ def differing(
 
 
 def wrong_library(file: Path, folders: Sequence[Path]) -> str | None:
-    """Why a shared library could not be loaded here, or None: its processor, and what it needs itself."""
+    """The reason that a shared library can't be loaded here (processor, missing libraries), or None."""
     head = file.read_bytes()[:20] if file.is_file() else b""
     expected = MACHINES.get(platform.machine())
     if head[:4] != b"\x7fELF" or head[4] != 2:
@@ -496,7 +496,7 @@ def wrong_library(file: Path, folders: Sequence[Path]) -> str | None:
         check=False,
     )
     lacking = [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
-    # Display libraries are for images that have a display server's own.
+    # Display libraries are for images with their own display server.
     lacking = [
         library
         for library in lacking
@@ -506,7 +506,7 @@ def wrong_library(file: Path, folders: Sequence[Path]) -> str | None:
 
 
 async def _prepared(machine: Machine, kind: str) -> Given:
-    """The whole way of a claim on this machine: published, allocated, prepared; kubelet and API simulated."""
+    """All steps of a claim on this machine (publish, allocate, prepare). kubelet and API are simulated."""
     from tests.claim.node.plugin_manager import plugin_manager_on
 
     from rackloom.app.node.gpu import GpuOptions, gpu_node

@@ -1,13 +1,12 @@
-"""Runs a program as a container that got nothing but a CDI spec's edits would, and once without them.
+"""Runs a program as in a container that got only the edits of a CDI spec, and once without them.
 
-The root is an overlay of the machine's own, in which everything of NVIDIA's driver is deleted and whose /dev
-has no device of it: the machine's files are never touched. First the program runs there as it is, and should
-fail, or nothing would be shown by what follows. Then the edits are applied as the specification of the
-Container Device Interface says: device nodes are made from type, major and minor of the spec alone, files are
-mounted from where the host has them, hooks of `createContainer` get the container's state on their standard
-input.
+The root is an overlay of the machine's own, without any file of NVIDIA's driver and without its devices in
+/dev. The machine's files are never touched. First the program runs there as it is, and should fail, or the
+second run would prove nothing. Then the edits are applied according to the specification of the Container
+Device Interface: device nodes are made from type, major and minor of the spec alone, files are mounted from
+the host's paths, hooks of `createContainer` get the container's state on their standard input.
 
-Called by `in_container` in a mount namespace of its own; prints what the two runs said, as JSON.
+`in_container` calls this program in a separate mount namespace. It prints the output of both runs as JSON.
 """
 
 import ctypes
@@ -56,10 +55,10 @@ print(json.dumps({"error": f"the CUDA driver says {code}" if code else "", "uuid
 
 
 def in_container(edits: dict[str, Any], scratch: Path, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What CUDA says `before` and `after` the edits, each with an `error` or `uuids`.
+    """CUDA's answers `before` and `after` the edits, each with an `error` or `uuids`.
 
     `hidden` are further directories (absolute) that a container does not have. Raises `OSError` with the
-    reason where no such root can be made here.
+    reason if no such root can be made here.
     """
     order = {"edits": edits, "scratch": str(scratch), "hidden": hidden, "environment": _python_of_ours()}
     command = ["unshare", "--mount", "--propagation", "private", sys.executable, __file__, json.dumps(order)]
@@ -72,7 +71,7 @@ def in_container(edits: dict[str, Any], scratch: Path, hidden: tuple[str, ...] =
 
 
 def _python_of_ours() -> list[str]:
-    """Directories that Python needs, also where they are on file systems of their own."""
+    """Directories that Python needs, even if they are on separate file systems."""
     return sorted({sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent.parent)})
 
 
@@ -106,7 +105,7 @@ def _root(scratch: Path) -> Path:
 
 
 def _bind(root: Path, places: list[str]) -> None:
-    """What Python needs and is not on the machine's root. Read-only, and after what was to be deleted is."""
+    """Mount Python's directories outside the machine's root, read-only. Call it after the deletions."""
     device = Path("/").stat().st_dev
     for place in places:
         if Path(place).stat().st_dev != device:
@@ -123,7 +122,7 @@ def _hide(root: Path, hidden: list[str]) -> None:
         for pattern in DRIVER_FILES:
             for file in (root / place).glob(pattern):
                 file.unlink()
-    # What the loader remembers of the machine's libraries.
+    # The loader's cache of the machine's libraries.
     (root / "etc/ld.so.cache").unlink(missing_ok=True)
     subprocess.run(["chroot", str(root), "ldconfig"], check=False, capture_output=True)
 
@@ -139,7 +138,7 @@ def _devices(root: Path) -> None:
 
 
 def _make(root: Path, node: dict[str, Any]) -> None:
-    """A missing type means what the host has at that path; then the host has to have it."""
+    """A missing type means the type of the host's node at that path. The host must then have that node."""
     kind, at = node.get("type"), root / node["path"].lstrip("/")
     number = os.makedev(node.get("major", 0), node.get("minor", 0))
     if kind not in ("c", "u"):
@@ -199,7 +198,7 @@ def _run(root: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def _mount(kind: str, source: str, target: Path, *more: str) -> None:
-    """Not by the program: it wants to know every file system beforehand."""
+    """Mount by system call, since the `mount` program needs to know every file system beforehand."""
     options = more[1].encode() if more else None
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(source.encode(), str(target).encode(), kind.encode(), 0, options):

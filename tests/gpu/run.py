@@ -2,8 +2,8 @@
 
 python tests/gpu/run.py --report build/gpu-report.json
 
-Exit code 0: no check failed. Where there is no GPU all are skipped, which shows nothing, and the last line
-says so. The docstring of each check states the two sides that it compares. No check changes a setting of a
+Exit code 0: no check failed. Without a GPU all are skipped, which shows nothing, and the last line reports
+it. The docstring of each check states the two sides that it compares. No check changes a setting of a
 GPU: if there is no MIG device, or MPS would need another compute mode, the check is skipped.
 `--driver-root DIR` names a driver that the loader does not find, and `--only CHECK ...` runs some.
 
@@ -41,7 +41,7 @@ Record = dict[str, Any]
 
 
 def outcome_of(check: Callable[[Machine], Figures], machine: Machine) -> Record:
-    """One check's record: what came of it, why, and its figures."""
+    """One check's record: its outcome, the reason, and its figures."""
     began = time.monotonic()
     record: Record = {"check": check.__name__, "compares": (check.__doc__ or "").strip(), "outcome": "passed"}
     try:
@@ -59,7 +59,7 @@ def outcome_of(check: Callable[[Machine], Figures], machine: Machine) -> Record:
     except Differs as difference:
         record |= {"outcome": "failed", "reason": str(difference)}
     except Exception as error:
-        # A check that cannot be carried out to its end has shown nothing, and says where it ended.
+        # A check that stops early has shown nothing. Its record names the place.
         record |= {
             "outcome": "failed",
             "reason": f"{type(error).__name__}: {error}",
@@ -72,7 +72,7 @@ def outcome_of(check: Callable[[Machine], Figures], machine: Machine) -> Record:
 def report_of(
     machine: Machine, checks: Sequence[Callable[[Machine], Figures]], report: Callable[[str], None]
 ) -> Record:
-    """All records; each is reported as soon as it is complete."""
+    """All records. Each is reported as soon as it is complete."""
     records = []
     if machine.lacks_gpu is None:
         try:

@@ -1,7 +1,6 @@
-"""The checks of a machine with a GPU, on one without: what they say there, and that each of them can fail.
+"""The checks of a machine with a GPU, run without one: their results, and that each of them can fail.
 
-The driver below is made up: a library with CUDA's first calls, which answers if the device file is as it
-should be.
+The driver below is made up: a library with CUDA's first calls, which answers if the device file is correct.
 """
 
 import json
@@ -64,7 +63,7 @@ def test_without_a_gpu_every_check_is_skipped_with_the_reason_and_nothing_is_sho
 
 
 class Present(Machine):
-    """A machine that says that it has a GPU."""
+    """A machine that claims to have a GPU."""
 
     lacks_gpu = None
 
@@ -113,7 +112,7 @@ def test_only_failures_fail_and_skips_alone_show_nothing(outcomes, code, words):
 
 
 def printing(monkeypatch, *logs):
-    """nvidia-smi says these, one after the other, and the last one from then on."""
+    """Make nvidia-smi print these logs in order, and then repeat the last one."""
     left = list(logs)
 
     def printed(_):
@@ -246,7 +245,7 @@ def driver(tmp_path_factory):
 
 
 def edits_of(driver: Path) -> dict[str, Any]:
-    """As the plugin writes them."""
+    """The edits as the plugin writes them."""
     folder = driver / "usr/lib/x86_64-linux-gnu"
     return {
         "env": ["LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu"],
@@ -308,7 +307,7 @@ def test_the_machines_own_files_stay_when_the_driver_is_hidden(driver, tmp_path)
 
 
 def a_node(driver: Path, root: Path) -> Machine:
-    """The plugin's own way on a published machine, with a declared inventory in the place of NVML."""
+    """A published machine, read by the plugin's code, with a declared inventory in place of NVML."""
     known = load_machine("azure-nd96isr-h100-v5")
     write_sysroot(host_files(known), root)
     boot = root / "proc/sys/kernel/random/boot_id"

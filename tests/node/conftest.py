@@ -1,6 +1,6 @@
-"""Two real nodes for all tests of this folder, and what is installed on them (`installation`).
+"""Two real nodes for all tests of this folder, and the software that is installed on them (`installation`).
 
-`make test-node` sets RACKLOOM_TEST_NODE; without it the tests are collected and skipped, so that `make test`
+`make test-node` sets RACKLOOM_TEST_NODE. Without it the tests are collected and skipped, so that `make test`
 starts no nodes.
 """
 
@@ -24,7 +24,7 @@ STAGE = os.environ.get("RACKLOOM_TEST_NODE", "")
 
 
 only_all = pytest.mark.skipif(STAGE != "all", reason="make test-node-all: it takes minutes")
-"""Marks what make test-node leaves out."""
+"""Marks the tests that make test-node leaves out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not STAGE and here in item.path.parents:
             item.add_marker(skip)
     if STAGE:
-        # All tests share one installation. After that of uninstalling there is none: the others begin so.
+        # All tests share one installation. The first of these removes it, the others start without.
         last = ["test_uninstall.py", "test_chart_reader.py", "test_takeover.py"]
         items.sort(key=lambda item: last.index(item.path.name) if item.path.name in last else -1)
 
@@ -70,7 +70,7 @@ def installed(nodes: NodeCluster) -> NodeCluster:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows what the cluster looked like: its pods, events, and the logs of our programs."""
+    """A failure shows the state of the cluster: its pods, events, and the logs of our programs."""
     report = yield
     cluster = getattr(item, "funcargs", {}).get("nodes") or getattr(item, "funcargs", {}).get("installed")
     if report.failed and isinstance(cluster, NodeCluster):
@@ -80,7 +80,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def admission(installed: NodeCluster) -> NodeCluster:
-    """The nodes with the webhook on them, asked about pods."""
+    """The nodes with the webhook, which reviews their pods."""
     installation.install_webhook(installed)
     installed.kubectl(
         "rollout", "status", "-n", "rackloom-system", "deployment/rackloom-webhook", "--timeout=120s"

@@ -1,7 +1,7 @@
 """Claims for whole GPUs and the pods that use them, as the tests of NVIDIA's DRA driver have them.
 
-Kinds, counts, fields and configs are those of tests/docs/upstream_tests.toml; names are ours. All of it is
-in one namespace.
+Kinds, counts, fields and configs are those of tests/docs/upstream_tests.toml, but names are ours. All of it
+is in one namespace.
 """
 
 import json
@@ -18,7 +18,7 @@ HERE = ("-n", NAMESPACE)
 GPUS = "ls /dev | grep -E '^nvidia[0-9]+$'"
 """The command that lists the GPUs of a container, as device files."""
 STAYS = "trap 'exit 0' TERM; sleep 100000 & wait"
-"""It ends when kubelet asks for it: a pod that is deleted by force is gone before kubelet has given its claim
+"""It ends at kubelet's signal. A pod that is deleted by force is gone before kubelet has given its claim
 back, and a claim of the same name is then refused on its node for a minute."""
 TOLERATED = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
 ATTRIBUTES = f'device.attributes["{GPU_CLASS}"]'
@@ -27,7 +27,7 @@ ATTRIBUTES = f'device.attributes["{GPU_CLASS}"]'
 def claim(
     name: str, kind: str = "ResourceClaimTemplate", config: Object | None = None, **fields: Any
 ) -> Object:
-    """A claim for whole GPUs, or a template of one; `fields` are of its one request."""
+    """A claim for whole GPUs, or a template of one. `fields` belong to its only request."""
     devices: Object = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": GPU_CLASS, **fields}}]}
     if config is not None:
         opaque = {"driver": GPU_CLASS, "parameters": config}
@@ -47,7 +47,7 @@ def selecting(name: str, expression: str, **fields: Any) -> Object:
 
 
 def sharing(strategy: str, **settings: Object) -> Object:
-    """A config of whole GPUs that says how their users share them."""
+    """A config of whole GPUs that sets how their users share them."""
     return {
         "apiVersion": "resource.nvidia.com/v1beta1",
         "kind": "GpuConfig",
@@ -58,7 +58,7 @@ def sharing(strategy: str, **settings: Object) -> Object:
 def user(
     name: str, *templates: str, command: str = STAYS, containers: int = 1, shared: str = "", **fields: Any
 ) -> Object:
-    """A pod whose containers have a claim of each template, or the claim `shared`; `fields` of its spec."""
+    """A pod whose containers have a claim of each template, or the claim `shared`. `fields` of its spec."""
     claims: list[Object] = [
         {"name": f"gpu-{number}", "resourceClaimTemplateName": template}
         for number, template in enumerate(templates)
@@ -134,7 +134,7 @@ def claims_of(cluster: NodeCluster, pod: str = "") -> list[Object]:
 
 
 def devices_of(claim: Object) -> list[tuple[str, str]]:
-    """Node and name of each device that a claim has; none where it is not allocated."""
+    """Node and name of each device that a claim has. Empty if the claim is not allocated."""
     allocation = claim.get("status", {}).get("allocation", {})
     return [(each["pool"], each["device"]) for each in allocation.get("devices", {}).get("results", ())]
 

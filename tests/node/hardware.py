@@ -44,7 +44,7 @@ _MIG_INSTANCES, _FIRST_MIG_MINOR = 8, 400
 def lay_out(folder: Path, index: int, *, clique: int = 1, driver: bool = True) -> None:
     """Write the hardware of node `index` (1 for the first) below `folder`, for boot.sh.
 
-    `clique` is its NVLink clique; without `driver` NVIDIA's driver is not installed, and `install_driver`
+    `clique` is its NVLink clique. Without `driver` NVIDIA's driver is not installed, and `install_driver`
     adds it.
     """
     machine = profiles.load_machine(MACHINE)
@@ -88,7 +88,7 @@ def install_driver(root: Path, index: int, clique: int, version: str = DRIVER) -
 
 
 def _write_mig_capabilities(folder: Path, gpu: int) -> None:
-    """Of every MIG device that there may be: the plugin's pod sees the host's /proc and cannot write it."""
+    """Write those of every possible MIG device: the plugin's pod sees the host's /proc and can't write it."""
     for instance in range(1, _MIG_INSTANCES + 1):
         first = _FIRST_MIG_MINOR + 2 * (gpu * _MIG_INSTANCES + instance)
         for part, minor in ((f"gi{instance}", first), (f"gi{instance}/ci0", first + 1)):
@@ -108,7 +108,7 @@ def install_nvml(root: Path, table: str) -> None:
 
 
 def gpu_table(index: int, clique: int, version: str = DRIVER) -> str:
-    """What the NVML stand-in of node `index` answers from."""
+    """The table from which the NVML stand-in of node `index` answers."""
     inventory = declared_inventory(profiles.load_machine(MACHINE))
     rows = [version]
     for number, gpu in enumerate(inventory.gpus):

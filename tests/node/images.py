@@ -1,7 +1,7 @@
 """The images of the real nodes: Rackloom's own, which `make image` builds, and two that tests need beside it.
 
-`localhost/pause:1` is what containerd starts every pod with, `busybox:1` what pods of tests run. Both are
-made here of one file system layer each, in the format of `docker save`, which containerd imports.
+containerd starts every pod with `localhost/pause:1`, and pods of tests run `busybox:1`. Both are made here of
+one file system layer each, in the format of `docker save`, which containerd imports.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _APPLETS = (
 
 
 def write_test_images(folder: Path) -> None:
-    """`pause.tar` and `busybox.tar`, where they are not there yet."""
+    """Write `pause.tar` and `busybox.tar` unless they exist."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (pause := folder / "pause.tar").exists():
         with tempfile.TemporaryDirectory() as scratch:
@@ -37,7 +37,7 @@ def write_test_images(folder: Path) -> None:
 
 
 def _pack(archive: Path, names: list[str], files: dict[str, bytes | str], command: list[str]) -> None:
-    """An image of `files` by path: their content, or what a symbolic link points to."""
+    """An image of `files` by path: their content, or the target of a symbolic link."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for path, content in files.items():

@@ -1,7 +1,7 @@
 """How Rackloom comes onto the nodes: deploy/kubernetes by kustomize, or the chart by Helm.
 
 `run.py --chart` chooses the chart with its default values, `run.py --chart=one-process` with the values of
-deploy/helm/one-process.yaml. Either is what a user installs, unchanged.
+deploy/helm/one-process.yaml. Users install the same files unchanged.
 """
 
 import os
@@ -13,7 +13,7 @@ from tests.node.nodes import NodeCluster
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = "RACKLOOM_NODE_CHART"
-"""Set where the chart is installed: the name of a values file of deploy/helm, or nothing."""
+"""Set if the chart is installed: the name of a values file of deploy/helm, or empty."""
 _RELEASE = "rackloom"
 
 
@@ -39,7 +39,7 @@ def install(cluster: NodeCluster) -> None:
 
 
 def install_webhook(cluster: NodeCluster) -> None:
-    """Admission, beside what `install` has installed."""
+    """Install admission beside the core that `install` has installed."""
     if CHART not in os.environ:
         cluster.kubectl("apply", "-k", str(DEPLOY / "kubernetes/webhook"))
         return
@@ -48,7 +48,7 @@ def install_webhook(cluster: NodeCluster) -> None:
 
 
 def words_to_uninstall() -> list[str]:
-    """What `rackloom uninstall` needs to know of the installation."""
+    """The words that describe the installation to `rackloom uninstall`."""
     return ["--helm-release", _RELEASE] if CHART in os.environ else []
 
 

@@ -3,8 +3,8 @@
 Each node is a set of namespaces (network, mounts, process ids, hostname) in which boot.sh runs containerd,
 kubelet and kube-proxy on hardware that hardware.py lays out. The control plane and CoreDNS run in the network
 namespace of the tests, which is the switch between the nodes. `make test-node` (run.py) puts all of it below
-one process id namespace and one mount namespace of its own, so that whatever ends the tests ends all of it;
-only cgroups are left, and run.py removes those.
+one process id namespace and one mount namespace, so that any end of the tests ends all of it. Only cgroups
+are left, and run.py removes those.
 
 A node that reboots loses its processes, network, /run and boot id, and keeps its disk, as a machine does.
 """
@@ -32,7 +32,7 @@ HUB, PREFIX = "172.30.0.1", 24
 API_PORT = 6443
 DNS = "10.96.0.10"
 GPU_LABEL = "nvidia.com/gpu.present=true"
-"""As Node Feature Discovery and GPU Feature Discovery label a node; its clique they write too."""
+"""A label of Node Feature Discovery and GPU Feature Discovery, which also write the node's clique."""
 _BRIDGE, _FABRIC = "nodes", "fabric"
 _COREFILE = """.:53 {{
     bind {hub}
@@ -59,7 +59,7 @@ class RealNode:
         self._index = index
         (self.state / "logs").mkdir(parents=True)
         self.disk.mkdir()
-        # What lies over the machine's files, and the copies of those that are written, may not lie among
+        # The layers over the machine's files, and the copies of files that nodes write, may not lie among
         # them.
         _run("mount", "-t", "tmpfs", "tmpfs", str(self.disk))
         self._hardware = self.disk / "hardware"
@@ -84,7 +84,7 @@ class RealNode:
         self._plug_in(self._init.pid)
 
     def crash(self) -> None:
-        """Cut its power: every process of it ends at once, and its network is gone."""
+        """Cut its power: all its processes end at once, and its network is gone."""
         assert self._init is not None, f"{self.name} does not run"
         self._init.kill()
         self._init.wait()
@@ -100,7 +100,7 @@ class RealNode:
         self.boot()
 
     def run(self, *command: str | Path, check: bool = True) -> str:
-        """What a command prints that runs in the node as its administrator would run it."""
+        """The output of a command that runs in the node as its administrator would run it."""
         done = subprocess.run(
             ["nsenter", "--target", str(self._init_pid()), "--all", "env", f"PATH={self._path()}", *command],
             capture_output=True,
@@ -112,15 +112,15 @@ class RealNode:
 
     @property
     def root(self) -> Path:
-        """The root of its files, as the tests see it; files and sockets below it are those of the node."""
+        """The root of its files, as the tests see it. Files and sockets below it are those of the node."""
         return Path(f"/proc/{self._init_pid()}/root")
 
     def kill(self, program: str) -> None:
-        """SIGKILL every process of this name in the node; its init starts services again."""
+        """SIGKILL every process of this name in the node. Its init starts services again."""
         self.run("pkill", "-KILL", "-x", program)
 
     def log(self, name: str) -> str:
-        """The log of a service of it: kubelet, containerd, kube-proxy, images or init."""
+        """The log of one of its services: kubelet, containerd, kube-proxy, images or init."""
         file = self.state / "logs" / f"{name}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
@@ -254,13 +254,13 @@ class NodeCluster:
         self.plane.stop()
 
     def kubectl(self, *words: str, given: str | None = None, check: bool = True) -> str:
-        """What kubectl prints, as the cluster's administrator."""
+        """The output of kubectl, run as the cluster's administrator."""
         done = self.tried(*words, given=given)
         assert not check or done.returncode == 0, f"kubectl {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def tried(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
-        """How kubectl ended: a test may want a refusal."""
+        """The result of kubectl, for tests that expect a refusal."""
         command = [
             str(self.binaries / "kubectl"),
             f"--kubeconfig={self.plane.admin}",
@@ -287,7 +287,7 @@ class NodeCluster:
         }
 
     def situation(self) -> str:
-        """What somebody who looks for a fault wants to see."""
+        """The state of the cluster for a reader who looks for a fault."""
         shown = [
             self.tried(
                 "get", "pods,resourceclaims,computedomains,computedomaincliques", "-A", "-o", "wide"
@@ -309,7 +309,7 @@ class NodeCluster:
 
 
 def seconds_until(holds: Callable[[], Any], what: str, within: float) -> float:
-    """Seconds until something holds that is looked at every 50 ms."""
+    """Seconds until a condition holds. It is checked every 50 ms."""
     began = time.monotonic()
     until_seen(holds, what, within)
     return time.monotonic() - began
@@ -324,7 +324,7 @@ def _run(*command: str) -> None:
 
 
 def _dns_service() -> list[dict[str, Any]]:
-    """The cluster DNS: a service whose one endpoint is CoreDNS beside the API server."""
+    """The cluster DNS: a service with one endpoint, the CoreDNS beside the API server."""
     named = {"name": "kube-dns", "namespace": "kube-system"}
     port = {"name": "dns", "port": 53, "protocol": "UDP"}
     return [

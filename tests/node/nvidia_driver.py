@@ -1,12 +1,12 @@
-"""A stand-in for NVIDIA's DRA driver on one real node: what kubelet, the API server and the disk see of it.
+"""A stand-in for NVIDIA's DRA driver on one real node, as kubelet, the API server and the disk see it.
 
 python -m tests.node.nvidia_driver DRIVER NODE ROOT KUBECONFIG RELEASE
 
 It registers with the node's kubelet, publishes slices, answers the calls for claims, labels the node, writes
 CDI files, and keeps the checkpoint of release 0.4 or 0.5, all from the facts of their formats. NVIDIA's own
-program is not here: what it does between these edges is not shown by a test with this one. `ROOT` is the
+program is not here, so a test with this one does not show what happens between these edges. `ROOT` is the
 root of the node's files, as this process sees it. SIGTERM ends it as the driver ends: its registration
-socket goes; its slices, checkpoint and CDI files stay.
+socket goes, and its slices, checkpoint and CDI files stay.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from rackloom.core.cluster.objects import (
 )
 
 NAMESPACE = "nvidia-dra-driver-gpu"
-"""Where NVIDIA's chart is installed by its guide, and where its IMEX daemons run."""
+"""The namespace of NVIDIA's chart in its guide, and of its IMEX daemons."""
 ATTEMPT_SECONDS = 0.5
 PREPARE_SECONDS = 40.0
 CHANNELS = "nvidia-caps-imex-channels"
@@ -98,7 +98,7 @@ class Plugin:
     # Calls of kubelet.
 
     async def prepare(self, ref: Any) -> list[Value]:
-        """The devices of a claim, as the checkpoint lists them; raises `NotYet` for a while."""
+        """The devices of a claim, as the checkpoint lists them. Raises `NotYet` for a while."""
         known = self.claims.get(ref.uid)
         if known is None or known["checkpointState"] != COMPLETED:
             found = await self.api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
@@ -181,7 +181,7 @@ class Plugin:
         return {"devices": parts, "configState": recorded}
 
     async def _start_mps(self, uid: str, uuids: list[str]) -> str:
-        """An MPS daemon in a Deployment, with a tmpfs that is mounted on the host; its id."""
+        """Start an MPS daemon in a Deployment, with a tmpfs that is mounted on the host. Returns its id."""
         made = f"{uid}-{hashlib.sha256(','.join(uuids).encode()).hexdigest()[:5]}"
         for name in ("shm", "pipe", "log"):
             (self.home / "mps" / made / name).mkdir(parents=True, exist_ok=True)
@@ -275,10 +275,10 @@ class Plugin:
             "deviceNodes": [_node("/dev/nvidia-caps/nvidia-cap323", 508, 323)],
         }
 
-    # What it publishes.
+    # Publishing.
 
     async def publish(self) -> None:
-        """One slice in the pool of the node; one that is there, of whomever, gets a newer generation."""
+        """Publish one slice in the node's pool. An existing slice of any owner gets a newer generation."""
         found = await self.api.list(
             RESOURCE_SLICE, fields=f"spec.driver={self.driver},spec.nodeName={self.node}"
         )
@@ -323,7 +323,7 @@ class Plugin:
 
 
 def mps_deployment(daemon: str, node: str, gpus: str) -> Value:
-    """What runs an MPS daemon: in the host's root and among its processes, with the claim's directories."""
+    """The Deployment of an MPS daemon: in the host's root and among its processes, with the claim's files."""
     name, home = f"mps-control-daemon-{daemon}", f"/var/lib/kubelet/plugins/{GPU_DRIVER}/mps/{daemon}"
     start = f"busybox chroot /driver-root /{MPS_PROGRAM} -d && exec busybox sleep 1000000"
     places = {"driver-root": "/", "shm": f"{home}/shm", "pipe": f"{home}/pipe"}
@@ -374,7 +374,7 @@ def _labels(domain: str | None) -> Value:
 
 
 class Services(dra_v1_pb2_grpc.DRAPluginServicer, registration_pb2_grpc.RegistrationServicer):
-    """What kubelet calls."""
+    """The services that kubelet calls."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin

@@ -1,8 +1,8 @@
-"""What NVIDIA's DRA driver has installed on a cluster and made of a ComputeDomain, as values from the facts.
+"""The objects that NVIDIA's DRA driver installs on a cluster and makes of a ComputeDomain, from the facts.
 
 The plugins are `nvidia_driver`, one process for each driver and node. The controller is `make_domain`, which
-writes what NVIDIA's makes of a new ComputeDomain. NVIDIA's image is not here: in its place the IMEX daemons
-run Rackloom's program without certificates, with the names, labels and rights of NVIDIA's.
+writes the objects that NVIDIA's makes of a new ComputeDomain. NVIDIA's image is not here: in its place the
+IMEX daemons run Rackloom's program without certificates, with the names, labels and rights of NVIDIA's.
 """
 
 import json
@@ -83,7 +83,7 @@ def start_plugins(cluster: NodeCluster, node: RealNode, release: str) -> list[Ch
 
 
 def make_domain(cluster: NodeCluster, name: str, template: str) -> str:
-    """A ComputeDomain with all that NVIDIA's controller makes of it; its UID."""
+    """Make a ComputeDomain with all the objects of NVIDIA's controller. Returns its UID."""
     spec = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": template}}}
     meta = {"name": name, "namespace": "default", "finalizers": [COMPUTE_DOMAIN_LABEL]}
     cluster.apply({"apiVersion": API_VERSION, "kind": "ComputeDomain", "metadata": meta, "spec": spec})

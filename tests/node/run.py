@@ -7,15 +7,15 @@ python tests/node/run.py --vm [words for run.py]    on cgroup v2, in a virtual m
 python tests/node/run.py --kernel [words for pytest]
                                                     tests of links and RDMA, in a machine that has all kinds
 python tests/node/run.py --hold                     two nodes to look at by hand, until Ctrl-C
-python tests/node/run.py --download                 only what the builds ask a network for
+python tests/node/run.py --download                 only the downloads that the builds need
 python tests/node/run.py --benchmark [--rounds N]   how long they take (benchmarks/nodes.py)
 
-It says what this machine lacks, builds what is not built yet (Kubernetes, CoreDNS, the images; all of it
+It reports what this machine lacks, builds what is not built yet (Kubernetes, CoreDNS, the images, all of it
 cached), and runs pytest as a child of process 1 of new namespaces. When those end, however they end, the
 kernel ends every process of the nodes and undoes their mounts and networks. The cgroups are removed here,
 also those of an earlier run that was killed.
 
-Exit status: that of pytest; 3 where this machine cannot run real nodes.
+Exit status: that of pytest, or 3 if this machine cannot run real nodes.
 """
 
 import os
@@ -49,7 +49,7 @@ KERNEL_TESTS = (
     "tests/claim/node/nic/test_programs.py",
     "tests/claim/node/nic/test_rdma_in_the_kernel.py",
 )
-"""What runs against kinds of links and drivers that the host's kernel may lack."""
+"""Tests that need kinds of links and drivers that the host's kernel may lack."""
 _PREFIX = "rackloom-node-"
 _PROGRAMS = {
     "unshare": "util-linux",
@@ -65,7 +65,7 @@ _BRIDGE = Path("/usr/lib/cni/bridge")
 
 
 def missing() -> list[str]:
-    """What this machine lacks, each with what to do about it."""
+    """The requirements that this machine lacks, each with its remedy."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return ["real nodes need root on Linux"]
     lacking = [
@@ -81,13 +81,13 @@ def missing() -> list[str]:
 
 
 def containerd_root() -> Path:
-    """Where containerd and runc are unpacked."""
+    """The folder of the unpacked containerd and runc."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get(CONTAINERD) or base / "rackloom-containerd" / "root")
 
 
 def built(target: str) -> Path:
-    """The archive of an image of Rackloom, built where its inputs have changed."""
+    """The archive of an image of Rackloom, built if its inputs have changed."""
     make = ["make", "--no-print-directory", "-C", str(ROOT), "image", f"TARGET={target}"]
     subprocess.run(make, check=True, stdout=sys.stderr)
     return ROOT / f"build/image/{NAMES[target]}-0.1.0-amd64.tar"
@@ -134,7 +134,7 @@ def _remove(cgroup: Path) -> None:
 
 
 def _download() -> int:
-    """Fetch what a build asks a network for, so that a caller can try that again alone."""
+    """Fetch the downloads of a build, so that a caller can try that step again alone."""
     try:
         for tools in (CONTROL_PLANE, NODE, COREDNS, MPI_OPERATOR):
             download(tools)
@@ -158,7 +158,7 @@ def on_kernel(words: list[str]) -> int:
 
 
 def _program(words: list[str]) -> list[str]:
-    """What runs in the namespaces."""
+    """The program that runs in the namespaces."""
     if words[:1] == ["--hold"]:
         return ["tests/node/hold.py"]
     if words[:1] == ["--benchmark"]:
@@ -168,7 +168,7 @@ def _program(words: list[str]) -> list[str]:
 
 
 def _chart(words: list[str]) -> tuple[str | None, list[str]]:
-    """With which values of the chart, none being the defaults (None: by kustomize), and the other words."""
+    """The values of the chart (empty: its defaults, None: kustomize instead), and the other words."""
     if not words[:1] or words[0].partition("=")[0] != "--chart":
         return None, words
     if "--all" in words:
@@ -210,11 +210,11 @@ def main(words: list[str]) -> int:
             return 130
         return 1 if status == CANNOT else status
     if "--all" in words:
-        # In a folder of its own, so that no node imports it at its start.
+        # In a separate folder, so that no node imports it at its start.
         _put(built("transfer"), Path(environment[IMAGES]) / "transfer/rackloom.tar")
     inside = [sys.executable, *_program([word for word in words if word != "--all"])]
     namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    # Process 1 is a shell, which reaps what is left to it.
+    # Process 1 is a shell, which reaps the processes that are left to it.
     # The kernel ends it, and with it all below, also when this process is killed.
     command = [
         "setpriv",

@@ -25,7 +25,7 @@ EXAMPLE = "imex-minimal"
 
 
 class Reader:
-    """Somebody with a kubeconfig, a checkout and an empty home, who types what the pages say."""
+    """A user with a kubeconfig, a checkout and an empty home, who types the commands of the pages."""
 
     def __init__(self, cluster: NodeCluster, home: Path) -> None:
         programs = (cluster.binaries, made(HELM), Path(sys.executable).parent)
@@ -37,7 +37,7 @@ class Reader:
         self.seconds: dict[str, float] = {}
 
     def follow(self, page: str, heading: str, *, first: int | None = None) -> str:
-        """Run the commands below a heading, or the first so many of them; what the last one printed."""
+        """Run the commands below a heading, or only the `first` ones. Returns the output of the last."""
         typed = [re.sub(r"\s+#.*$", "", line) for line in section_lines(page, heading)]
         commands = [line for line in typed if line.startswith(("helm ", "kubectl ", "rackloom "))]
         assert commands, f"{page} shows no command below {heading!r}"

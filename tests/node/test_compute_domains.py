@@ -1,5 +1,5 @@
-"""ComputeDomains on real nodes: the examples as they are, in both modes, and through the deaths of what
-serves them."""
+"""ComputeDomains on real nodes: the examples as they are, in both modes, and through the deaths of the
+programs that serve them."""
 
 import re
 
@@ -167,7 +167,7 @@ def test_a_node_reboots_under_a_job(installed: NodeCluster) -> None:
     pods = _spread(installed, "job")
     until_running(installed, *pods)
     installed.nodes[1].reboot()
-    # A pod that never restarts has failed with its node; its claim is given back when it is deleted.
+    # A pod that never restarts has failed with its node. Its claim is given back when it is deleted.
     until_seen(
         lambda: phase(installed, pods[1]) in {"Failed", "Unknown"}, "kubelet says that the pod failed", 120
     )
@@ -190,7 +190,7 @@ def _job_on(cluster: NodeCluster, domain: str, node: str) -> None:
 
 
 def _daemon(cluster: NodeCluster, domain: str) -> str:
-    """The name of the one IMEX daemon's pod of a ComputeDomain; another daemon has another name."""
+    """The name of the pod of a ComputeDomain's only IMEX daemon. Another daemon has another name."""
     uid = cluster.get("computedomain", domain)["metadata"]["uid"]
     found = cluster.get("pods", "-n", "rackloom-imex", "-l", f"{COMPUTE_DOMAIN_LABEL}={uid}")["items"]
     (name,) = (pod["metadata"]["name"] for pod in found)
@@ -222,13 +222,13 @@ def _spread(cluster: NodeCluster, domain: str) -> list[str]:
 
 
 def _status(cluster: NodeCluster, domain: str) -> Object:
-    """What the ComputeDomain says of itself."""
+    """The status of the ComputeDomain."""
     status: Object = cluster.get("computedomain", domain).get("status", {"status": ""})
     return status
 
 
 def _end(cluster: NodeCluster, domain: str, *pods: str) -> None:
-    """Take the job away as its user does; its nodes carry nothing of it afterwards."""
+    """Delete the job as its user does. Afterwards its nodes carry nothing of it."""
     if pods:
         cluster.kubectl("delete", "pod", *pods, "--wait=false", "--ignore-not-found")
     cluster.kubectl("delete", "computedomain", domain, "--timeout=60s")

@@ -1,6 +1,6 @@
 """The commands that the pages show for a cluster, run as they stand there.
 
-A command is read from the code blocks of the pages. NAME stands for a ComputeDomain of the reader's;
+A command is read from the code blocks of the pages. NAME stands for a ComputeDomain of the reader, and
 `kubectl` is the one that is built with the nodes.
 """
 
@@ -25,7 +25,7 @@ ELSEWHERE = {
     "kubectl apply -k deploy/kubernetes/one-process": "installed by tests/node/run.py --chart=one-process",
     "make test-cluster": "the tests of the simulated nodes, a stage of their own",
 }
-"""What names a cluster and is not run here, each with the reason."""
+"""Commands that name a cluster and are not run here, each with the reason."""
 
 
 def _commands() -> list[tuple[str, str]]:
@@ -55,5 +55,5 @@ def test_a_documented_command_does_what_it_says(installed: NodeCluster, page: st
 
 
 def test_pages_show_commands_for_a_cluster() -> None:
-    """So that a change of how pages are read cannot leave nothing to run."""
+    """A change in the reading of pages must not leave nothing to run."""
     assert {page for page, _ in _commands()} >= {"README.md", "docs/compute-domains.md"}

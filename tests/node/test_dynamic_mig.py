@@ -1,7 +1,7 @@
 """MIG devices that are made for pods, on real nodes.
 
-NVML is a stand-in that keeps MIG mode and MIG devices as the driver does (driver/nvml.c); kubelet, scheduler,
-API server and runtime are real. A container shows by the capabilities among its device files which devices it
+NVML is a stand-in that keeps MIG mode and MIG devices as the driver does (driver/nvml.c). kubelet, scheduler,
+API server and runtime are real. The capabilities among the device files of a container show which devices it
 has.
 """
 
@@ -48,7 +48,7 @@ def dynamic(installed: NodeCluster) -> Iterator[NodeCluster]:
             30,
         )
         if not published(installed, "mig"):
-            # Kubernetes 1.34 and 1.35, whose gate is off: parts without counters would overlap.
+            # The gate is off in Kubernetes 1.34 and 1.35: parts without counters would overlap.
             assert len(published(installed, "gpu")) == 8
             pytest.skip("THIS API SERVER KEEPS NO COUNTERS: whole GPUs alone are published")
         yield installed
@@ -118,7 +118,7 @@ def template(name: str, *requests: tuple[str, str], **fields: Any) -> Object:
 
 
 def mig_pod(cluster: NodeCluster, name: str, claim: str, *requests: str) -> Object:
-    """A pod with a container for each request of the claim; one that has all without requests."""
+    """A pod with a container for each request of the claim, or one container with all if none are named."""
     value = pod(name, node=cluster.nodes[0].name)
     (main,) = value["spec"]["containers"]
     value["spec"]["resourceClaims"] = [{"name": "mig", "resourceClaimTemplateName": claim}]
@@ -149,7 +149,7 @@ def test_attributes_of_both_kinds_are_published(dynamic: NodeCluster) -> None:
         *("type", "addressingMode", "resource.kubernetes.io/pciBusID"),
     }
     assert common | {"uuid"} <= whole["gpu-0"]["attributes"].keys()
-    # Of the PCIe tree this machine shows the NUMA node, and no root.
+    # Of the PCIe tree this machine shows the NUMA node, but no root.
     numa = "resource.kubernetes.io/numaNode"
     part = parts["gpu-0-mig-1g10gb-19-0"]["attributes"]
     assert common | {"parentUUID", "profile", numa} == part.keys() | {numa}
@@ -159,7 +159,7 @@ def test_attributes_of_both_kinds_are_published(dynamic: NodeCluster) -> None:
 def test_a_device_is_made_for_a_pod_and_mig_mode_is_off_after_it(
     dynamic: NodeCluster, more: dict[str, Any]
 ) -> None:
-    """For at least so much of a GPU, and with a config that changes nothing on a MIG device."""
+    """The claim needs a minimum of a GPU, or has a config that changes nothing on a MIG device."""
     assert is_untouched(dynamic)
     enough = multiprocessors("isGreaterThan(quantity('10'))")
     if not more:
@@ -194,7 +194,7 @@ def test_two_containers_have_a_device_each_of_one_claim(dynamic: NodeCluster) ->
 
 
 def test_a_device_with_time_slices_and_seven_that_fill_a_gpu(dynamic: NodeCluster) -> None:
-    """TimeSlicing changes nothing on a MIG device. Of the smallest devices a GPU has seven."""
+    """TimeSlicing changes nothing on a MIG device. A GPU has seven of the smallest devices."""
     one_gpu = "device.attributes['resource.kubernetes.io'].pciBusID == '{}'".format(
         published(dynamic, "gpu")["gpu-0"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
     )

@@ -14,7 +14,7 @@ from tests.node.workloads import (
 from tests.waiting import until_seen
 
 GPUS = 8
-"""Of each node: a member takes its tray whole."""
+"""GPUs of each node: a member takes its whole tray."""
 GANG = "rackloom.dev/gang"
 
 

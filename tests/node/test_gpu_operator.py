@@ -1,11 +1,10 @@
 """A node as NVIDIA's GPU Operator lays it out: a driver container that comes, is replaced, and goes.
 
-What stands for the operator is `Operator`: its labels and taint, the CDI files of its toolkit, its
-validations, and the root of its driver container, mounted at /run/nvidia/driver and taken away as its
-k8s-driver-manager does. The driver's files are the stand-ins of hardware.py. kubelet, containerd and all of
-Rackloom are real.
+`Operator` stands for the operator: its labels and taint, the CDI files of its toolkit, its validations, and
+the root of its driver container, mounted at /run/nvidia/driver and taken away as its k8s-driver-manager does.
+The driver's files are the stand-ins of hardware.py. kubelet, containerd and all of Rackloom are real.
 Source: GPU Operator 26.7, its driver container of August 2026, k8s-driver-manager 0.12. docs/gpus.md
-says the same to users.
+describes the same to users.
 """
 
 import json
@@ -95,7 +94,7 @@ class Operator:
         self.node.run("umount", "-l", "-R", f"/{DRIVER_ROOT}")
 
     def leave(self) -> None:
-        """All that is here of it goes."""
+        """Remove the operator's mounts, files, labels and taint."""
         self.node.run("umount", "-l", "-R", f"/{DRIVER_ROOT}", check=False)
         self.node.run("sh", "-c", "rm -rf /run/nvidia /run/cdi/*nvidia.com-gpu.yaml")
         (self.node.root / "proc/driver/nvidia/version").unlink(missing_ok=True)
@@ -107,7 +106,7 @@ class Operator:
 
 @pytest.fixture
 def operator(installed: NodeCluster) -> Iterator[Operator]:
-    """The second node without a driver of its own, and the operator on it; plugins start after that."""
+    """The second node without a host driver, and the operator on it. Plugins start after that."""
     node = installed.nodes[1]
     libraries = f"/{LIBRARIES}/libnvidia-ml.* /{LIBRARIES}/libcuda.so*"
     kept = f"/{HOST_DRIVER}"
@@ -125,11 +124,11 @@ def operator(installed: NodeCluster) -> Iterator[Operator]:
 
 def test_a_driver_container_comes_is_replaced_and_goes(operator: Operator) -> None:
     cluster, node = operator.cluster, operator.node
-    # No driver: the plugins wait and say for what.
+    # No driver: the plugins wait and log the reason.
     until_seen(lambda: "driver container is not ready" in _log(cluster, node), "the log says why", 60)
     assert _versions(cluster, node) == set()
     assert not _plugin_is_ready(cluster, node)
-    # Its root alone does not count: whoever mounted it may still be at work.
+    # Its root alone does not count: the program that mounted it may still be at work.
     operator.mount(OLD)
     time.sleep(LOOKED_AT)
     assert _versions(cluster, node) == set()
@@ -148,7 +147,7 @@ def test_a_driver_container_comes_is_replaced_and_goes(operator: Operator) -> No
     cluster.kubectl("delete", "pod", "first", "--wait=false")
     until_gone(cluster, "first")
 
-    # The operator replaces the driver. It ends jobs first; one is left here, to see what becomes of it.
+    # The operator replaces the driver. It ends jobs first, but one is left here, to see how it fares.
     operator.call_unready()
     operator.label(PAUSED)
     until_seen(lambda: not _holds_nvml(node), "nothing keeps the module", 15)
@@ -169,7 +168,7 @@ def test_a_driver_container_comes_is_replaced_and_goes(operator: Operator) -> No
     until_running(cluster, "waiting")
     assert _driver_of(cluster, "waiting") == NEW
     _until_ready(cluster, node)
-    # What ran on kept the files that it had; its container starts again with the new ones.
+    # Running pods kept the files that they had. A container starts again with the new ones.
     assert (phase(cluster, "kept"), _driver_of(cluster, "kept")) == ("Running", OLD)
     cluster.tried("exec", "kept", "--", "kill", "1")  # the container may end before the answer
     until_seen(lambda: _driver_or_none(cluster, "kept") == NEW, "the container has the new driver", 60)
@@ -214,7 +213,7 @@ def _gpus(cluster: NodeCluster, node: RealNode) -> list[dict[str, Any]]:
 
 
 def _versions(cluster: NodeCluster, node: RealNode) -> set[str]:
-    """Of the driver, as the GPUs' attributes have it; those of a GPU that is lost do not."""
+    """Versions of the driver in the GPUs' attributes. A lost GPU has none."""
     found = [gpu["attributes"].get("driverVersion") for gpu in _gpus(cluster, node)]
     return {version["version"] for version in found if version is not None}
 
@@ -263,7 +262,7 @@ def _log(cluster: NodeCluster, node: RealNode) -> str:
 
 
 def _restart_plugins(cluster: NodeCluster, node: RealNode) -> None:
-    """End the node's plugins; their DaemonSets start others."""
+    """End the node's plugins. Their DaemonSets start others."""
     for plugin in installation.plugins():
         component = plugin.removeprefix("rackloom-")
         words = ("-l", f"app.kubernetes.io/component={component}", "--field-selector")

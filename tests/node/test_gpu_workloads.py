@@ -1,4 +1,4 @@
-"""Whole GPUs on real nodes, in the ways that jobs ask for them: by claims of every kind, and by count.
+"""Whole GPUs on real nodes, in the ways that jobs request them: by claims of every kind, and by count.
 
 A container shows by its device files which GPUs it has. Their numbers count within a node, so all pods of a
 test that compares them are on one node.
@@ -130,7 +130,7 @@ def test_replicas_of_a_deployment_have_different_gpus(installed: NodeCluster, no
 
 @pytest.fixture(scope="module")
 def class_of_counted_gpus(installed: NodeCluster) -> Iterator[None]:
-    """The class as the overlay `gpus-by-count` has it; no device plugin counts GPUs here."""
+    """The class as the overlay `gpus-by-count` has it. No device plugin counts GPUs here."""
     _name_in_class(installed, COUNTED)
     if installed.get("deviceclass", GPU_CLASS)["spec"].get("extendedResourceName") is None:
         pytest.skip(f"THIS KUBERNETES DROPS extendedResourceName: pods that count {COUNTED} get none here")

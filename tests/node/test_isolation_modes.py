@@ -1,4 +1,4 @@
-"""The examples in channel mode: jobs share nodes, and no channel.
+"""The examples in channel mode: jobs share nodes, but no channel.
 
 The cluster is set to it as the pages say: deploy/kubernetes/channel-isolation for the controller and the
 node plugins, and the same variable for the webhook, which gives the pods of a job their one claim. The
@@ -39,7 +39,7 @@ WEBHOOK = "deployment/rackloom-webhook"
 
 @pytest.fixture(scope="module")
 def channel_mode(admission: NodeCluster) -> Iterator[NodeCluster]:
-    """The cluster in channel mode, its cliques warm; afterwards in domain mode again."""
+    """The cluster in channel mode, its cliques warm. Afterwards it is in domain mode again."""
     _set(admission, "channel-isolation", "IMEX_ISOLATION=channel")
     until_seen(lambda: len(_warm(admission)) == len(admission.nodes), "all nodes offer channels", 120)
     yield admission
@@ -107,7 +107,7 @@ def test_the_mpi_example_runs_in_channel_mode(channel_mode: NodeCluster) -> None
 
 @pytest.mark.usefixtures("mpi_operator")
 def test_the_mpi_example_runs_in_domain_mode(installed: NodeCluster) -> None:
-    """It comes after those of channel mode: the fixture of the module has ended when another begins."""
+    """It runs after the tests of channel mode: their module's fixture has ended when another one begins."""
     run_mpi_example(installed)
 
 
@@ -131,7 +131,7 @@ def run_mpi_example(cluster: NodeCluster) -> None:
 def _mpi_example(workers: int) -> tuple[Any, Any]:
     """examples/imex-mpijob for as many nodes as are here, with an image that is here.
 
-    Its GPUs are those of a device plugin (`nvidia.com/gpu`), which the nodes do not run; in their place its
+    Its GPUs are those of a device plugin (`nvidia.com/gpu`), which the nodes do not run. In their place its
     workers keep off each other's nodes.
     """
     domain, job = (
@@ -168,7 +168,7 @@ def _set(cluster: NodeCluster, overlay: str, variable: str) -> None:
 
 
 def _ending(cluster: NodeCluster) -> list[str]:
-    """The pods of the system that are being deleted; a rollout does not wait for them."""
+    """The pods of the system that are being deleted. A rollout does not wait for them."""
     found = cluster.get("pods", *SYSTEM)["items"]
     return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" in pod["metadata"]]
 

@@ -1,4 +1,4 @@
-"""MPS daemons on a real node: they outlive the GPU plugin, whatever ends it, and end with their claim.
+"""MPS daemons on a real node: they outlive the GPU plugin, however it ends, and end with their claim.
 
 The stand-in for the daemon (driver/mps.c) is a process with a socket, as NVIDIA's is. A job holds a
 connection to it, as a program with a CUDA context does, and fails when the daemon ends.
@@ -28,7 +28,7 @@ HOME = daemons_home(Path("/var/lib/kubelet/plugins"))
 
 
 SETTLED_SECONDS = 2.0
-"""How long a job that cannot use its daemon takes at most to end."""
+"""The most seconds that a job needs to end if it cannot use its daemon."""
 
 
 class Process(NamedTuple):
@@ -61,7 +61,7 @@ def daemons(node: RealNode) -> list[Process]:
 
 
 def pod_on(cluster: NodeCluster, node: RealNode, daemon_set: str) -> str:
-    """UID of the pod of a DaemonSet of ours on a node, once it is Ready and no other is left."""
+    """UID of a DaemonSet's pod on a node, once it is Ready and no other is left."""
 
     def uid() -> str:
         component = f"app.kubernetes.io/component={daemon_set.removeprefix('rackloom-')}"
@@ -116,7 +116,7 @@ def test_a_daemon_outlives_the_plugin_and_ends_with_its_claim(installed: NodeClu
 
 
 def test_a_daemon_that_ends_with_its_pod_is_started_again(installed: NodeCluster, node: RealNode) -> None:
-    """What is weaker than a pod for each daemon: this one pod ends all of its node."""
+    """The drawback of one pod for all daemons of a node: all of them end with it."""
     job = claiming(pod("mps-lost", JOB, node=node.name), TEMPLATE)
     job["spec"]["restartPolicy"] = "Always"
     installed.apply(job)
@@ -154,7 +154,7 @@ def is_running(cluster: NodeCluster, uid: str) -> bool:
 
 
 def left_behind(node: RealNode) -> None:
-    """Nothing but the launcher's socket; no process that nobody waits for."""
+    """Only the launcher's socket is left, and no unreaped process."""
     assert node.run("ls", HOME).split() == [launcher_socket(HOME).name]
     assert "rackloom-mps" not in node.run("ls", "/dev/shm")
     assert "nvidia-cuda-mps" not in node.run("ps", "-e", "-o", "comm")

@@ -1,4 +1,4 @@
-"""The nodes themselves, before anything of ours runs on them."""
+"""The nodes themselves, before Rackloom runs on them."""
 
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import pod, until_gone

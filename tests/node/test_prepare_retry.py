@@ -1,7 +1,7 @@
 """After a failed prepare on a real kubelet: no pod waits more than ten seconds once the cause has cleared.
 
-kubelet by itself waits for the pod's next resync, 60 to 90 s after the failure. A wait is what a pod takes
-beyond a plain pod on the same node.
+kubelet alone waits for the pod's next resync, 60 to 90 s after the failure. A wait is the time that a pod
+takes beyond a plain pod on the same node.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ from rackloom.claim.node.requests import RETRY_ANNOTATION
 MOST_WAIT = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
 IMEX = r"rackloom\.lab\.imex\.service|nvidia-imex --nogpu"
-"""The stand-in for nvidia-imex, and the real program where the nodes have it."""
+"""The stand-in for nvidia-imex, or the real program if the nodes have it."""
 GPU_PLUGIN = "rackloom-node-gpu"
 SYSTEM = ("-n", "rackloom-system")
 pytestmark = only_all
@@ -97,20 +97,20 @@ def plain_pod(cluster: NodeCluster, node: str) -> float:
 
 
 def daemons(cluster: NodeCluster) -> str:
-    """How the IMEX daemons are, as the clique objects say."""
+    """The state of the IMEX daemons in the clique objects."""
     return cluster.kubectl(
         "get", "computedomaincliques", "-A", "-o", "jsonpath={.items[*].daemons[*].status}"
     )
 
 
 def failures(cluster: NodeCluster, name: str) -> str:
-    """What kubelet says of the claims of a pod that it could not prepare."""
+    """kubelet's messages about the claims of a pod that it could not prepare."""
     about = f"involvedObject.name={name},reason=FailedPrepareDynamicResources"
     return cluster.kubectl("get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}")
 
 
 def annotation(cluster: NodeCluster, name: str) -> str:
-    """When which plugin made kubelet try a pod again."""
+    """The annotation of the plugin that made kubelet try a pod again, with its time."""
     return str(cluster.get("pod", name)["metadata"].get("annotations", {}).get(RETRY_ANNOTATION, ""))
 
 
@@ -127,5 +127,5 @@ def plugins(cluster: NodeCluster, node: str) -> str:
 
 
 def plugin_log(cluster: NodeCluster, node: str) -> str:
-    """What the GPU plugin on a node has logged; nothing while it starts."""
+    """The log of the GPU plugin on a node. Empty while it starts."""
     return cluster.tried("logs", *SYSTEM, *plugins(cluster, node).split()).stdout

@@ -1,7 +1,7 @@
 """MIG devices that the operator has made, on real nodes: each takes the place of its GPU, and a pod gets one.
 
-NVML is a stand-in (driver/nvml.c); the device is written into the file in which it keeps what there is, while
-no plugin looks. A container shows by the capabilities among its device files which device it has.
+NVML is a stand-in (driver/nvml.c). The device is written into the stand-in's state file while no plugin
+looks. The capabilities among the device files of a container show which device it has.
 """
 
 import struct
@@ -30,7 +30,7 @@ def whole(installed: NodeCluster) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def divided(installed: NodeCluster, whole: dict[str, Any]) -> Iterator[NodeCluster]:
-    """The nodes, of which the first has one MIG device of the smallest kind on its first GPU."""
+    """The nodes. The first has one MIG device of the smallest kind on its first GPU."""
     assert len(whole) == 8
     state = installed.nodes[0].root / "dev/shm/libnvidia-ml.mig"
     # MIG mode, how many were made, and the first: it exists, profile, start, size, compute instance, serial.

@@ -1,6 +1,6 @@
 """A cluster goes from NVIDIA's DRA driver to Rackloom under a running job, node by node, and one goes back.
 
-What stands for NVIDIA's driver is named in nvidia_driver.py and nvidia_installation.py. kubelet, containerd,
+nvidia_driver.py and nvidia_installation.py name the stand-ins for NVIDIA's driver. kubelet, containerd,
 the scheduler, the API server and all of Rackloom are real.
 """
 
@@ -88,7 +88,7 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     done = takeover(first, "apply")
     assert done.returncode == 0, done.stdout + done.stderr
 
-    # Rackloom comes to both, and nothing of it gets past its init container where NVIDIA's driver runs.
+    # Rackloom comes to both, but gets no further than its init container while NVIDIA's driver runs.
     nodes.kubectl("apply", "-k", str(EXAMPLE))
     for node in nodes.nodes:
         nodes.kubectl("label", "node", node.name, "rackloom.dev/taken-over=true")
@@ -103,7 +103,7 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     nodes.apply(*both)
     until_running(nodes, *(each["metadata"]["name"] for each in both))
 
-    # The second node, by the init container; then the controller.
+    # The second node, by the init container. Then the controller.
     stop(plugins, second)
     until_ours(nodes, second)
     nodes.kubectl("scale", *SYSTEM, "deployment/rackloom-controller", "--replicas=2")
@@ -123,7 +123,7 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     assert mps_directories(first) == []
     assert "/mps/" not in (first.root / "proc/1/mountinfo").read_text()
 
-    # kubelet says which pods have NICs: here they are ours, and go to DRANET no sooner than they are back.
+    # kubelet reports which pods have NICs: here they are ours, and go to DRANET no sooner than they are back.
     selector = 'device.attributes["dra.net"].ifName == "fab0"'
     template = claim_template("fabric-nic", "dranet.net", selector=selector)
     nodes.apply(template, claiming(pod("nic", node=first.name), "fabric-nic"))
@@ -136,7 +136,7 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     gate = ("plan", "--back", "--driver", "dra.net")
     until_seen(lambda: takeover(first, *gate).returncode == 0, "kubelet holds no claim of it", 60)
 
-    # The second node goes back, and NVIDIA's driver gives back what it had prepared.
+    # The second node goes back, and NVIDIA's driver gives back the claims that it had prepared.
     keep_off(nodes, second)
     back = takeover(second, "back", "--release", "0.5")
     assert back.returncode == 0, back.stdout + back.stderr
@@ -171,7 +171,7 @@ PLUGINS = "var/lib/kubelet/plugins"
 
 
 def worker(name: str, node: RealNode, channel: str = "") -> dict[str, Any]:
-    """A pod with one GPU, and a channel where a template of one is named."""
+    """A pod with one GPU, and a channel if `channel` names a template."""
     value = pod(name, node=node.name)
     templates = ["one-gpu", *([channel] if channel else [])]
     value["spec"]["resourceClaims"] = [
@@ -241,13 +241,13 @@ def plugin_pods(cluster: NodeCluster, node: RealNode) -> list[tuple[str, dict[st
 
 
 def keep_off(cluster: NodeCluster, node: RealNode) -> None:
-    """No plugin of Rackloom runs on this node any more."""
+    """Keep the plugins of Rackloom off this node, and wait until none runs there."""
     cluster.kubectl("label", "node", node.name, "rackloom.dev/taken-over-")
     until_seen(lambda: not plugin_pods(cluster, node), "the plugins have ended", 60)
 
 
 def processes(cluster: NodeCluster) -> dict[str, tuple[Any, ...]]:
-    """Of each container of a job or an IMEX daemon: its id, its start, its process and when that started."""
+    """For each container of a job or an IMEX daemon: its id, its start, its process and that one's start."""
     found = {}
     for namespace in ("default", NAMESPACE):
         for each in cluster.get("pods", "-n", namespace)["items"]:
@@ -274,7 +274,7 @@ def unchanged(before: dict[str, tuple[Any, ...]], now: dict[str, tuple[Any, ...]
 
 
 def members(cluster: NodeCluster, domain: str) -> dict[str, Any]:
-    """What peers see of the daemons of a domain: index, address and status of each, by node."""
+    """The daemons of a domain as its peers see them: index, address and status of each, by node."""
     labels = f"{COMPUTE_DOMAIN_LABEL}={domain}"
     cliques = cluster.get("computedomaincliques", "-n", NAMESPACE, "-l", labels)["items"]
     return {daemon["nodeName"]: daemon for clique in cliques for daemon in clique.get("daemons", ())}
@@ -293,7 +293,7 @@ def is_meshed(cluster: NodeCluster) -> bool:
 
 
 def files_of(node: RealNode) -> dict[str, bytes]:
-    """The checkpoints, CDI files and sockets of NVIDIA's plugins; sockets by their inode."""
+    """The checkpoints, CDI files and sockets of NVIDIA's plugins. Sockets are given by their inode."""
     home = node.root / "var/lib/kubelet"
     found = {}
     for path in (
@@ -318,7 +318,7 @@ def slices_of(cluster: NodeCluster, node: RealNode) -> set[tuple[str, str]]:
 
 
 def mps_directories(node: RealNode) -> list[str]:
-    """Of daemons of either driver."""
+    """The directories of daemons of either driver."""
     return [path.name for path in (node.root / PLUGINS / GPU_DRIVER / "mps").iterdir() if path.is_dir()]
 
 

@@ -1,4 +1,4 @@
-"""`rackloom transfer` between pods of two real nodes, as examples/transfer-pods/README.md says."""
+"""`rackloom transfer` between pods of two real nodes, according to examples/transfer-pods/README.md."""
 
 import os
 import re

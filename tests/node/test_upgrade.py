@@ -1,4 +1,4 @@
-"""Another image under a running job, as docs/install.md says, and back again."""
+"""Another image under a running job, according to docs/install.md, and back again."""
 
 import shutil
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Whole GPUs on real kubelets, asked for with the objects of the end-to-end tests of NVIDIA's DRA driver.
+"""Whole GPUs on real kubelets, requested with the objects of the end-to-end tests of NVIDIA's DRA driver.
 
-tests/docs/upstream_tests.toml names the test of theirs behind each of these. Where theirs reads what
-nvidia-smi lists in a container, these look at the device files of the GPUs in it. Pods that do not depend
-on each other are started together (`asked`), and each test looks at its own; they stay until the last test,
-so the tests that count what is left come before them.
+tests/docs/upstream_tests.toml names the upstream test behind each of these. If that one reads the list of
+nvidia-smi in a container, these look at the device files of the GPUs in it. Pods that do not depend on each
+other are started together (`asked`), and each test looks at its pods. They stay until the last test, so the
+tests that count remaining pods come before them.
 """
 
 from collections.abc import Iterator
@@ -41,14 +41,14 @@ from rackloom.core.allocate.quantity import Quantity
 
 REPLICAS = 4
 STRESS_PODS, STRESS_ROUNDS = 12, 2
-"""As many as the makefile of theirs says outside CI."""
+"""The default of the upstream makefile outside CI."""
 GIBIBYTE = 1 << 30
 SYSTEM = ("-n", "rackloom-system")
 
 
 @pytest.fixture(scope="module")
 def gpus(installed: NodeCluster) -> Iterator[NodeCluster]:
-    """The nodes, with a namespace for what is asked."""
+    """The nodes, with a namespace for the claims."""
     with namespace_for_claims(installed):
         yield installed
 
@@ -78,7 +78,7 @@ def test_a_pod_has_one_gpu_and_its_claim_goes_with_it(gpus: NodeCluster) -> None
 
 
 def test_ten_pods_in_a_row_have_the_gpu_and_lose_none(gpus: NodeCluster) -> None:
-    """The one that comes after another has its GPU: the scheduler takes the first that is free."""
+    """Each pod has the GPU of the one before: the scheduler takes the first free GPU."""
     before = len(published(gpus))
     objects = claim("in-turn"), user("in-turn", "in-turn")
     had = []
@@ -126,7 +126,7 @@ def plugin_pods(cluster: NodeCluster, daemon_set: str) -> list[Object]:
 
 
 def inside_plugin(cluster: NodeCluster, pod: Object, program: str) -> str:
-    """What a Python program prints in the container of a plugin; the image has no shell."""
+    """The output of a Python program in the container of a plugin. The image has no shell."""
     return cluster.kubectl("exec", *SYSTEM, pod["metadata"]["name"], "--", "python3.11", "-c", program)
 
 
@@ -149,7 +149,7 @@ def test_the_gpu_plugin_tells_how_many_devices_are_prepared(gpus: NodeCluster) -
 
 @pytest.mark.parametrize("daemon_set", sorted({plugins()[0], plugins()[1 % len(plugins())]}))
 def test_a_signal_makes_a_plugin_tell_its_stacks(gpus: NodeCluster, daemon_set: str) -> None:
-    """Of the GPU plugin and the one of ComputeDomains."""
+    """The stacks of the GPU plugin and of the ComputeDomain plugin."""
     plugin = plugin_pods(gpus, daemon_set)[0]
     name = plugin["metadata"]["name"]
     inside_plugin(gpus, plugin, "import os, signal; os.kill(1, signal.SIGUSR2)")
@@ -171,7 +171,7 @@ def stacks(cluster: NodeCluster, pod: str) -> str:
 
 @pytest.fixture(scope="module")
 def asked(gpus: NodeCluster) -> Iterator[NodeCluster]:
-    """Pods that ask for GPUs in all the ways that do not depend on each other, started together.
+    """Pods that request GPUs in all the ways that do not depend on each other, started together.
 
     Product, version, memory and architecture are those that the first GPU is published with.
     """
@@ -232,7 +232,7 @@ def test_selectors_on_product_version_and_memory_are_met(asked: NodeCluster, pod
 
 @pytest.mark.parametrize("pod", ["no-product", "none"])
 def test_a_pod_whose_selector_no_gpu_meets_stays_pending(asked: NodeCluster, pod: str) -> None:
-    """That it stays so is looked at after the pods that were asked for with it run."""
+    """The pod is checked again after the pods that were created with it run."""
 
     def refusal() -> Object | None:
         conditions = asked.get("pod", *HERE, pod)["status"].get("conditions", ())

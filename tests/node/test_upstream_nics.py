@@ -1,11 +1,11 @@
-"""What DRANET's end-to-end tests apply, on real nodes: the same kinds of objects, with the same fields.
+"""The objects of DRANET's end-to-end tests on real nodes: the same kinds, with the same fields.
 
-All links are made first, and all pods start together; each test then looks at its own. As in theirs, nothing
+All links are made first, and all pods start together. Each test then looks at its own. As in theirs, nothing
 but the claim leads a pod to the node that has the interface, and no container names the claim.
 
 **A stand-in**: the interfaces are ends of pairs (`veth`), since not every kernel has `dummy` links. As in
 their tests, the plugin is started with an empty `--filter`, so that it publishes these.
-`tests/docs/upstream_tests.toml` names the test of theirs behind each.
+`tests/docs/upstream_tests.toml` names the upstream test behind each.
 """
 
 import ctypes
@@ -40,12 +40,12 @@ AWAY = "example.com/without-nics"
 NEAR = {"10.61.6.1": "02:61:00:00:00:01", "fd61:6::1": "02:61:00:00:00:02"}
 """Permanent neighbours on the host."""
 SIZES = {"gso_max_size": 40000, "gro_max_size": 50000, "gso_ipv4_max_size": 30000, "gro_ipv4_max_size": 45000}
-"""None is what a new link has."""
+"""None is the value of a new link."""
 FIRST = ["own0", "adv0", "near0", "far0", "six0", "way0", "pbr0", "pbr1", "pbr2", "pbr3", "gone0"]
 SECOND = ["ib_p6", "arp0", "host0", "big0", "twin0", "twin1", "again0", "watch0"]
 """Links of the two nodes. `host0` is down, all others are up."""
 WIRED = {"pbr0": "pbr1", "pbr3": "pbr2"}
-"""Links that are the two ends of one pair; those of the others lead nowhere."""
+"""Links that are the two ends of one pair. Those of the others lead nowhere."""
 UNDERSCORED, DOWN = "ib_p6", "host0"
 ON_HOST = {
     "near0": "10.61.6.15/32",
@@ -69,7 +69,7 @@ def named(*links: str) -> str:
 
 
 def typed(link: str) -> str:
-    """The selector for an interface by what made it; only one of them is meant here."""
+    """The selector for an interface by its maker. Only one of them is meant here."""
     return f'has({ATTRIBUTES}.type) && {ATTRIBUTES}.type == "veth" && {named(link)}'
 
 
@@ -103,7 +103,7 @@ def template(name: str, wanted: Object) -> Object:
 
 
 def with_claim(name: str, *, privileged: bool = False) -> Object:
-    """A pod with the claim of its own name. Its container does not name the claim."""
+    """A pod with the claim of the same name. Its container does not name the claim."""
     value = pod(name)
     value["spec"]["resourceClaims"] = [{"name": "nics", "resourceClaimName": name}]
     if privileged:
@@ -137,7 +137,7 @@ def of_interface(**settings: Any) -> Object:
 
 
 def policy_routed(link: str, own: str, other: str) -> Object:
-    """The claim of a pod that reaches the network `other` by rules, through the machine .2 of its own."""
+    """The claim of a pod that reaches the network `other` by rules, through the machine .2 of its network."""
     rules = [{"source": f"{own}.0/24"}, {"destination": f"{other}.0/24"}]
     return claim(
         link,
@@ -153,7 +153,7 @@ def policy_routed(link: str, own: str, other: str) -> Object:
 
 
 def objects() -> list[Object]:
-    """All that starts together."""
+    """All objects that start together."""
     forwards = [
         config({"interface": {"name": name, "addresses": [address], "forwarding": True}}, side)
         for side, name, address in (("a", "net1", "10.61.20.2/24"), ("b", "net2", "10.61.21.2/24"))
@@ -222,26 +222,26 @@ def objects() -> list[Object]:
 
 
 def late_objects() -> list[Object]:
-    """What the last test starts."""
+    """The objects that the last test starts."""
     settings = of_interface(name="data9", addresses=["10.61.12.13/24"])
     return [claim("gone0", [request(typed("gone0"))], settings), with_claim("gone0")]
 
 
 def read_metrics() -> Object:
-    """A pod in the host's network that asks for the plugin's metrics there."""
+    """A pod in the host's network that reads the plugin's metrics there."""
     value = pod("metrics", "wget -qO- http://$LISTEN/metrics | grep ^rackloom_nics_lent")
     value["spec"]["hostNetwork"] = True
     return value
 
 
 class Upstream:
-    """The nodes, with links, pods, and what was published before these started."""
+    """The nodes, with links, pods, and the devices that were published before these started."""
 
     def __init__(self, cluster: NodeCluster) -> None:
         self.cluster = cluster
         self.plugin = installation.plugins()[-1]
         self.lacking = ""
-        """Why there are no programs on an interface."""
+        """The reason that no interface has programs."""
         self.before: dict[str, Object] = {}
         self._others = self.published().keys()
         daemons = cluster.get("daemonset", self.plugin, "-n", "rackloom-system")["spec"]["template"]["spec"]
@@ -285,7 +285,7 @@ class Upstream:
                 lines.append("ip rule add from 10.62.20.0/24 table 100 priority 500")
             node.run("sh", "-c", "\n".join(lines))
         first, second = map(network_of, self.cluster.nodes)
-        # Each claim asks for the opposite.
+        # Each claim requests the opposite.
         for network, link, on in ((first, "adv0", 1), (second, "big0", 0)):
             for ask, change in ((_TSO, _SET_TSO), (_GRO, _SET_GRO)):
                 offload(network, link, change, on)
@@ -319,7 +319,7 @@ class Upstream:
         }
 
     def settled(self) -> dict[str, Object]:
-        """What is published once it shows all that was made; nothing before."""
+        """The published devices once they show all links. Empty before."""
         found = self.published()
         for link in (*FIRST, *SECOND):
             shown = found.get(link, {})
@@ -343,14 +343,14 @@ class Upstream:
         until_running(self.cluster, *self.names, *map(self.of_deployment, self.deployments), within=90)
 
     def of_deployment(self, name: str) -> str:
-        """Its pod; nothing where it has none."""
+        """Its pod, or an empty string if it has none."""
         found = self.cluster.get("pods", "-l", f"app={name}")["items"]
         return found[0]["metadata"]["name"] if found else ""
 
     def network(self, name: str) -> Path:
         """The network namespace of a pod, found by the cgroup of its newest process.
 
-        An older one may be of a sandbox that failed.
+        An older process may be of a sandbox that failed.
         """
         uid, found = self.cluster.get("pod", name)["metadata"]["uid"], []
         for listing in Path("/proc").glob("[0-9]*/cgroup"):
@@ -361,7 +361,7 @@ class Upstream:
         return max(found, key=lambda process: int(process.name)) / "ns/net"
 
     def seen(self, name: str, *words: str) -> list[Object]:
-        """What the machine's `ip` tells in the network of a pod; busybox's tells less."""
+        """The output of the machine's `ip` in the network of a pod. busybox's `ip` prints less."""
         done = subprocess.run(
             ["nsenter", f"--net={self.network(name)}", "ip", "-j", "-d", *words],
             capture_output=True,
@@ -380,7 +380,7 @@ class Upstream:
         return {f"{entry['local']}/{entry['prefixlen']}" for entry in found["addr_info"]}
 
     def reported(self, name: str) -> list[Object]:
-        """What the status of the pod's claim says of its devices."""
+        """The devices in the status of the pod's claim."""
         statuses = self.cluster.get("pod", name)["status"].get("resourceClaimStatuses")
         wanted = statuses[0]["resourceClaimName"] if statuses else name
         found: list[Object] = self.cluster.get("resourceclaim", wanted)["status"]["devices"]
@@ -393,7 +393,7 @@ class Upstream:
         document = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*objects(), *late_objects()]})
         words = ("--ignore-not-found", "--timeout=60s", "-f", "-")
         self.cluster.kubectl("delete", *words, given=document)
-        # kubelet asks a plugin that was away then once more, and that a minute later.
+        # kubelet calls a plugin that was away one more time, a minute later.
         nodes = self.cluster.nodes
         until_seen(lambda: not any(recorded(node, *uids) for node in nodes), "all NICs are back", 60)
         for node in self.cluster.nodes:
@@ -416,7 +416,7 @@ def recorded(node: RealNode, *uids: str) -> bool:
 
 
 def offload(network: Path, link: str, command: int, value: int = 0) -> int:
-    """Ask the kernel for an offload of an interface, or set one, as ethtool did before netlink."""
+    """Read an offload of an interface from the kernel, or set one, as ethtool did before netlink."""
 
     def ask() -> int:
         asked = ctypes.create_string_buffer(struct.pack("=II", command, value))
@@ -430,7 +430,7 @@ def offload(network: Path, link: str, command: int, value: int = 0) -> int:
 
 @pytest.fixture(scope="module")
 def upstream(installed: NodeCluster) -> Iterator[Upstream]:
-    """All links and pods, once these run; `before` is what was published of the links before."""
+    """All links and pods, once these run. `before` has the devices published before the links were made."""
     made = Upstream(installed)
     try:
         made.make_links()
@@ -500,7 +500,7 @@ def test_segmentation_sizes_are_the_claims(upstream: Upstream) -> None:
     }
     network = upstream.network("big0")
     (sizes,) = in_namespace(network, lambda: _sizes("data1"))
-    # Those for IPv4 are read by our own code: iproute2 of Debian 12 does not know them.
+    # Our own code reads the sizes for IPv4, which iproute2 of Debian 12 does not know.
     assert {name: getattr(sizes, name) for name in SIZES} == SIZES
     assert [offload(network, "data1", asked) for asked in (_TSO, _GRO)] == [1, 1]
     assert not offload(network, "data1", _FLAGS) & _LRO
@@ -547,7 +547,7 @@ def test_a_second_deployment_gets_the_interface_of_the_first(upstream: Upstream)
     second = until_seen(lambda: upstream.of_deployment("again0"), "the second Deployment has a pod", 30)
     until_running(upstream.cluster, second)
     assert second != first
-    # Theirs adds the address to the host's interface once more; here it came back with it.
+    # Theirs adds the address to the host's interface again. Here it came back with it.
     assert upstream.addresses(second, "again0") >= {"10.61.11.14/32"}
     (reported,) = upstream.reported(second)
     assert reported["networkData"]["ips"] == ["10.61.11.14/32"]

@@ -1,6 +1,6 @@
-"""Shares of a GPU on real kubelets, asked for with the objects of the tests of NVIDIA's DRA driver.
+"""Shares of a GPU on real kubelets, requested with the objects of the tests of NVIDIA's DRA driver.
 
-tests/docs/upstream_tests.toml names the test of theirs behind each of these. A container shows by its
+tests/docs/upstream_tests.toml names the upstream test behind each of these. A container shows by its
 device files which GPU it has. The plugins are started again for each way of sharing.
 """
 
@@ -35,13 +35,13 @@ pytestmark = only_all
 
 @pytest.fixture(scope="module")
 def gpus(installed: NodeCluster) -> Iterator[NodeCluster]:
-    """The nodes, with a namespace for what is asked."""
+    """The nodes, with a namespace for the claims."""
     with namespace_for_claims(installed):
         yield installed
 
 
 def keeps_shares(cluster: NodeCluster) -> bool:
-    """Whether the API server keeps what says that several claims may have a device."""
+    """Whether the API server keeps the field that lets several claims have a device."""
     device = {"name": "any", "allowMultipleAllocations": True}
     pool = {"name": "any", "generation": 1, "resourceSliceCount": 1}
     probe = {
@@ -60,12 +60,12 @@ ASKED: dict[str, list[Object]] = {
     "unlimited": [{"count": 1}],
     "memory": [{"capacity": {"requests": {"memory": "2Gi"}}}],
 }
-"""What claims ask for, by how many may have a GPU."""
+"""The requests of claims, by the number of claims that may have a GPU."""
 
 
 @pytest.fixture(scope="module")
 def shared_gpus(gpus: NodeCluster) -> Iterator[NodeCluster]:
-    """The nodes, whose GPUs have one user each again after it."""
+    """The nodes. Afterwards each of their GPUs has one user again."""
     if not keeps_shares(gpus):
         pytest.skip("THIS API SERVER KEEPS NO SHARES: each GPU has one user")
     yield gpus
@@ -75,7 +75,7 @@ def shared_gpus(gpus: NodeCluster) -> Iterator[NodeCluster]:
 
 @pytest.fixture(scope="module", params=[*ASKED])
 def shares(shared_gpus: NodeCluster, request: pytest.FixtureRequest) -> str:
-    """The GPU plugins publish shares; how many claims may have a GPU."""
+    """The GPU plugins publish shares. Returns how many claims may have a GPU."""
     set_shares(shared_gpus, f"CONSUMABLE_SHARES={request.param}")
     until_seen(lambda: how_shared(shared_gpus) == {request.param}, "shares are published", 30)
     return str(request.param)
@@ -88,7 +88,7 @@ def set_shares(cluster: NodeCluster, setting: str) -> None:
 
 
 def how_shared(cluster: NodeCluster) -> set[str]:
-    """How many claims may have a GPU, by what the GPUs are published with."""
+    """How many claims may have a GPU, by the published fields of the GPUs."""
     return {_how_shared(device) for device in published(cluster)}
 
 
@@ -97,7 +97,7 @@ def _how_shared(device: Object) -> str:
         return "disabled"
     if "shares" in device["capacity"]:
         return str(device["capacity"]["shares"]["value"])
-    # Where a claim that asks for no memory has none of it, any number fits.
+    # If a claim without a request for memory gets none of it, any number fits.
     without = device["capacity"]["memory"]["requestPolicy"]["default"]
     return "unlimited" if without == "0" else "memory"
 

@@ -1,21 +1,21 @@
-"""Tests in a virtual machine with Debian's kernel, for what the host's kernel does not have.
+"""Tests in a virtual machine with Debian's kernel, for features that the host's kernel lacks.
 
 `run` runs the tests of this folder, on hosts that have cgroups of version 1, since the machine has version 2.
-`run_on_kernel` runs any tests: those of kinds of links and of RDMA, whose modules a host may lack.
+`run_on_kernel` runs any tests: those of kinds of links and of RDMA need modules that a host may lack.
 
 The machine runs Debian's kernel and has the host's files: QEMU shows it the host's root over 9p, read only,
-and what it writes goes to a scratch disk without a name (only QEMU has it open). So the same checkout,
-virtual environment, caches and programs run in it, and nothing of it is left when QEMU ends; the kernel ends
-QEMU with this process. It has no network.
+and its writes go to a scratch disk without a name (only QEMU has it open). So the same checkout, virtual
+environment, caches and programs run in it, and nothing of it is left when QEMU ends. The kernel ends QEMU
+with this process. It has no network.
 
 KVM makes it fast, on a processor that virtualizes. A /dev/kvm without such a processor opens as well, but
 interprets a stock kernel step by step, slower than QEMU without KVM, up to the first instruction that it does
 not know. Without KVM QEMU translates every instruction. Its clock then runs slower (driver/slow_clock.c), so
 that the machine sees itself compute at a few times less than the usual speed, and the timeouts of Kubernetes
-and of the tests mean what they mean elsewhere.
+and of the tests keep their usual meaning.
 
-The status comes back by QEMU's debug-exit device. What QEMU itself ends with, when it cannot start, or when
-the machine crashes or stops, is not mistaken for it.
+The status comes back by QEMU's debug-exit device. QEMU's own status, when it cannot start, or when the
+machine crashes or stops, is not mistaken for it.
 """
 
 import hashlib
@@ -36,21 +36,22 @@ from tests.cluster.build import NotBuilt, cache
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
-"""Exists where the machine itself has cgroups of version 2."""
+"""Exists if the machine itself has cgroups of version 2."""
 LIMIT = 1200.0
-"""Seconds that the machine may take with KVM; without, so many of its own."""
+"""Seconds that the machine may take with KVM. Without KVM they are seconds of its slower clock."""
 SLOWER = 20
 """How much slower the clock of a machine without KVM runs: such a machine computes about 20 times slower."""
 WITHOUT_KVM = ["tests/node/test_nodes.py"]
-"""What a machine without KVM runs where no tests are named: all of them would take hours."""
+"""The tests of a machine without KVM if none are named: all of them would take hours."""
 OWN_KERNEL = "RACKLOOM_OWN_KERNEL"
-"""Set where tests may change what belongs to the whole kernel."""
+"""Set if tests may change settings of the whole kernel."""
 _QEMU = "qemu-system-x86_64"
 _WITHOUT_KVM = "max,-avx,-avx2,-la57,-smap,-smep"
-"""Everything but what costs more to translate than it saves: with these Python starts in thrice the time."""
+"""All features except those that cost more to translate than they save: with these Python starts in thrice
+the time."""
 _PROGRAMS = {_QEMU: "qemu-system-x86", "busybox": "busybox-static", "mkfs.ext4": "e2fsprogs", "dpkg": "dpkg"}
 _MODULES = ("virtio_pci", "virtio_blk", "9pnet_virtio", "9p", "crc32c_generic", "ext4", "overlay")
-"""What reaches the root; the kernel loads the rest from there."""
+"""The modules that reach the root. The kernel loads the rest from there."""
 _EXIT_PORT = 0xF4
 _STATUSES = 64
 """QEMU ends with 2 n + 1 when n is written to the port: n is this and a status, for QEMU's own is 0 or 1."""
@@ -69,7 +70,7 @@ say = partial(print, file=sys.stderr, flush=True)
 
 
 def missing_for_cgroups() -> list[str]:
-    """Why no machine of another cgroup version can run here, each with what to do about it."""
+    """The reasons that no machine of another cgroup version can run here, each with its remedy."""
     if CGROUP_V2.exists():
         return [
             "this machine has cgroups of version 2 itself: the tests on it, without --vm, show that version"
@@ -78,7 +79,7 @@ def missing_for_cgroups() -> list[str]:
 
 
 def missing() -> list[str]:
-    """What a machine needs and this host lacks, each with what to do about it."""
+    """The requirements of a machine that this host lacks, each with its remedy."""
     return [
         f"no {program}: apt-get install {package}"
         for program, package in _PROGRAMS.items()
@@ -87,7 +88,7 @@ def missing() -> list[str]:
 
 
 def kernel() -> Path:
-    """The folder of Debian's kernel and its modules (fetch_kernel.sh), downloaded where it is not cached.
+    """The folder of Debian's kernel and its modules (fetch_kernel.sh), downloaded if it is not cached.
 
     Raises:
         NotBuilt: it cannot be downloaded.
@@ -106,7 +107,7 @@ def kernel() -> Path:
 def run(words: list[str], environment: Mapping[str, str]) -> int:
     """Run run.py with these words and variables in the machine: the run.py of the host.
 
-    Returns its status, or 1 where the machine ended without.
+    Returns its status, or 1 if the machine ended without one.
 
     Raises:
         NotBuilt: there is no kernel for it.
@@ -118,7 +119,7 @@ def run(words: list[str], environment: Mapping[str, str]) -> int:
         if not words:
             words = WITHOUT_KVM
             say(f"test-node: ONLY {' '.join(words)}: name others, or use a machine with KVM")
-        # Its own bytecode costs the machine minutes; what is written here, it reads.
+        # The machine would need minutes to write this bytecode. It reads the files that are written here.
         collect = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", HERE]
         subprocess.run(collect, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
     program = [sys.executable, "tests/node/run.py", *words]
@@ -126,9 +127,9 @@ def run(words: list[str], environment: Mapping[str, str]) -> int:
 
 
 def run_on_kernel(words: list[str], environment: Mapping[str, str]) -> int:
-    """Run pytest with these words in the machine; the status is as that of `run`.
+    """Run pytest with these words in the machine. The status is as that of `run`.
 
-    These tests wait for nobody outside the machine, so its clock is the host's also without KVM.
+    These tests wait for nothing outside the machine, so its clock is the host's also without KVM.
     """
     fast = has_kvm()
     if not fast:
@@ -204,13 +205,13 @@ def _qemu(vmlinuz: Path, initramfs: Path, disk: int, *, fast: bool) -> list[str]
         *("-virtfs", "local,path=/,mount_tag=host,security_model=passthrough,readonly=on,multidevs=remap"),
         *("-drive", f"file=/proc/self/fd/{disk},format=raw,if=virtio,cache=unsafe"),
         *("-device", f"isa-debug-exit,iobase={_EXIT_PORT},iosize=1"),
-        # A function that tests may take from its driver, which vfio-pci does behind an IOMMU alone.
+        # A function that tests may take from its driver. vfio-pci takes it only behind an IOMMU.
         *("-machine", "q35", "-device", "intel-iommu", "-device", "virtio-rng-pci"),
     ]
 
 
 def _job(program: list[str], environment: Mapping[str, str]) -> str:
-    """What the machine runs when it has a root. A status that does not fit through the exit port is 1."""
+    """The command of the machine once it has a root. A status too large for the exit port becomes 1."""
     chosen = {
         name: value
         for name, value in environment.items()
@@ -252,7 +253,7 @@ def _initramfs(installed: Path, job: str) -> bytes:
 
 
 def _needed(installed: Path) -> list[Path]:
-    """The files of `_MODULES` and of what they need, in an order in which they can be loaded."""
+    """The files of `_MODULES` and of their dependencies, in an order in which they can be loaded."""
     [release] = (installed / "lib/modules").iterdir()
     needs = {}
     for line in (release / "modules.dep").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Pods of the tests, as values, and what is asked of them."""
+"""Pods of the tests, as values, and queries of them."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ from tests.node.nodes import NodeCluster, seconds_until
 
 IMAGE = "busybox:1"
 RUNNING_WITHIN = 60.0
-"""Seconds: what a test waits for a pod before it is a failure, not what is promised."""
+"""Seconds that a test waits for a pod before it fails, not a promised time."""
 Object = dict[str, Any]
 
 
@@ -22,7 +22,7 @@ def compute_domain(name: str, template: str, mode: str = "Single") -> Object:
 
 
 def pod(name: str, command: str = "sleep 100000", *, node: str = "", labels: Object | None = None) -> Object:
-    """A pod that ends at once when it is deleted; on `node` where it is named."""
+    """A pod that ends at once when it is deleted, on `node` if one is named."""
     selector = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
     return {
         "apiVersion": "v1",
@@ -58,7 +58,7 @@ def claim_template(name: str, device_class: str, count: int = 1, selector: str =
 
 
 def phase(cluster: NodeCluster, name: str, namespace: str = "default") -> str:
-    """The pod's phase; nothing where there is no such pod."""
+    """The pod's phase, or an empty string if there is no such pod."""
     return cluster.tried("get", "pod", name, "-n", namespace, "-o", "jsonpath={.status.phase}").stdout
 
 
@@ -75,17 +75,17 @@ def until_gone(cluster: NodeCluster, *names: str, within: float = RUNNING_WITHIN
 
 
 def inside(cluster: NodeCluster, name: str, *command: str, container: str = "main") -> str:
-    """What a command prints in a container of a pod."""
+    """The output of a command in a container of a pod."""
     return cluster.kubectl("exec", name, "-c", container, "--", *command)
 
 
 def channels_in(listing: str) -> list[int]:
-    """The numbers of the IMEX channels in what `ls -l` prints of them."""
+    """The numbers of the IMEX channels in an output of `ls -l`."""
     return [int(number) for number in re.findall(r" 509, +(\d+) ", listing)]
 
 
 def condition(cluster: NodeCluster, domain: str, kind: str) -> Object:
-    """One condition of a ComputeDomain; empty where it does not have it yet."""
+    """One condition of a ComputeDomain. Empty if it does not have it yet."""
     value = cluster.get("computedomain", domain)
     found = value.get("status", {}).get("conditions", [])
     return next((entry for entry in found if entry["type"] == kind), {})

@@ -40,13 +40,13 @@ NAMESPACE = "rackloom-imex"
 
 
 class DaemonSide:
-    """What DaemonSet controller, kubelet and IMEX daemon do, looked at twice a second of virtual time."""
+    """The work of DaemonSet controller, kubelet and IMEX daemon, checked twice a second of virtual time."""
 
     def __init__(self, kube, clique_id):
         self.api = DirectApi(kube, "nodes")
         self.clique_id = clique_id
         self.silent = set()
-        """Nodes without a kubelet: nobody ends their pods."""
+        """Nodes without a kubelet, which never end their pods."""
 
     async def run(self):
         while True:

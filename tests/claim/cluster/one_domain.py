@@ -16,7 +16,7 @@ UID = "cd-1"
 
 
 def settle(world, settings, make, uid=UID, rounds=10):
-    """Decide and carry out until nothing is left; returns all notices."""
+    """Decide and carry out until nothing is left. Returns all notices."""
     notices = []
     for _ in range(rounds):
         decision = reconcile_domain(take_domain_snapshot(world, uid, settings, make.now))

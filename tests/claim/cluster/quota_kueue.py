@@ -1,6 +1,6 @@
-"""What Kueue 0.19 does with Workloads that somebody else makes, over the objects of a fake cluster.
+"""Kueue 0.19's handling of Workloads that others make, over the objects of a fake cluster.
 
-As strict as the real one: `check_changes` refuses what its webhook and its schema refuse, and quota is free
+As strict as the real one: `check_changes` refuses what Kueue's webhook and schema refuse, and quota is free
 only once the owner of an evicted Workload has cleared its admission, or the Workload is gone.
 """
 
@@ -34,13 +34,13 @@ def requests_of(obj: Object) -> dict[str, int]:
 
 
 class QuotaKueue:
-    """Decides about Workloads, one after the other; `quota` by resource."""
+    """Decides about Workloads, one after the other. `quota` is given by resource."""
 
     def __init__(self, **quota: int) -> None:
         self.quota = {DOMAINS_RESOURCE: quota.get("domains", 9), SPARES_RESOURCE: quota.get("spares", 9)}
 
     def check_changes(self, before: Object, after: Object) -> None:
-        """What Kueue's webhook and schema refuse about a change that is not its own."""
+        """Fail on a change by others that Kueue's webhook or schema refuses."""
         if has_condition(before, "QuotaReserved"):
             assert before["spec"] == after["spec"], "podSets and queueName are immutable with quota"
         had, has = ((obj.get("status") or {}).get("admission") for obj in (before, after))

@@ -96,7 +96,7 @@ def job(world, make, name):
 
 
 def allocate(world, make, name, channel, pods=("w",)):
-    """What kube-scheduler does with the shared claim of a job."""
+    """Do kube-scheduler's part for the shared claim of a job."""
     claim = world.at(RESOURCE_CLAIM, "team", names.shared_claim_name(f"cd-{name}"))
     result = {
         "driver": names.IMEX_DRIVER,

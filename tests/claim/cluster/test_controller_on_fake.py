@@ -38,7 +38,7 @@ def test_a_domain_lives_and_ends(site):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_many_domains_under_faults_and_deaths(site, seed):
-    """Controllers die, calls fail and lose their answers; then all is right, and all goes."""
+    """Controllers die, calls fail and lose their answers. Afterwards all is right, and all goes."""
 
     async def story():
         place = site(nodes=24, seed=seed)
@@ -100,7 +100,7 @@ def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
 
 
 def test_a_node_that_falls_silent_after_its_pods_ended_is_let_go_when_it_is_lost(site):
-    """No event reports that: the controller reads again by itself."""
+    """No event reports that: the controller reads again unprompted."""
 
     async def story():
         place = site()
@@ -131,7 +131,7 @@ def test_what_was_left_while_no_controller_ran_is_swept(site):
         await place.prepare(domain, "n0")
         await place.until(lambda: has_condition(place, "job", "AllNodesReady"))
         await place.kill()
-        # As when somebody takes the finalizer off: the domain is gone, its things are not.
+        # A user removes the finalizer: the domain is gone, its objects are not.
         await place.user.patch(COMPUTE_DOMAIN, "job", "team", {"metadata": {"finalizers": None}})
         await place.user.delete(COMPUTE_DOMAIN, "job", "team")
         assert await place.count(DAEMON_SET) == 1
@@ -158,7 +158,7 @@ def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record
         writes = place.kube.writes("controller")
         lists = sum(n for call, n in calls.items() if call.user == "controller" and call.verb == "list")
         record_property("writes", f"{domains} domains of {width} nodes: {writes} writes, {lists} lists")
-        # A finalizer, four objects and two Secrets; then a status and an event per change worth telling.
+        # A finalizer, four objects and two Secrets. Then a status and an event per change worth reporting.
         assert writes <= 16 * domains, calls
         assert lists <= len(place.controller.caches.informers), "one list per kind, none per pod"
         await place.end()
@@ -167,7 +167,7 @@ def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record
 
 
 def test_a_secret_that_a_stopped_controller_made_too_late_goes(site):
-    """It went on when its ComputeDomain was gone, and sent the request that it was about to send."""
+    """It went on after its ComputeDomain was gone, and sent the request that it was about to send."""
 
     async def story():
         place = site()
@@ -240,7 +240,7 @@ def test_something_always_leads_to_the_certificates(site, seed, by_force):
 
 
 def test_daemons_of_an_earlier_namespace_stay_there_until_their_domain_is_deleted(site):
-    """Also their certificates, which are renewed: a daemon sees the Secrets of its own namespace only."""
+    """Also their certificates, which are renewed: a daemon sees the Secrets of its namespace only."""
 
     async def story():
         place = site(daemon_namespace="default")

@@ -102,7 +102,7 @@ def report_pod(world, make, name, *, ready):
 
 
 def back(world, make, name):
-    """The kubelet ends what is no more wanted there."""
+    """The kubelet ends the pods that are no longer wanted there."""
     node = world.at(NODE, None, name)
     if node is not None:
         uid = node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL)
@@ -141,7 +141,7 @@ def steal(world, make, name):
 
 
 def enter(world, make, name):
-    """A daemon starts where its node is labelled and has a kubelet, and joins its clique object."""
+    """A daemon starts if its node is labelled and has a kubelet, and joins its clique object."""
     node = world.at(NODE, None, name)
     if node is None or node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL) != UID:
         return
@@ -190,7 +190,7 @@ def one_pass(world, config, make, carried):
 
 
 def in_use(world):
-    """Nodes with the label on which a pod holds a channel, of a ComputeDomain that is wanted."""
+    """Labelled nodes on which a pod holds a channel of a wanted ComputeDomain."""
     domain = world.at(COMPUTE_DOMAIN, "team", "job")
     if domain is None or "deletionTimestamp" in domain["metadata"]:
         return set()
@@ -246,7 +246,7 @@ def is_silent(world, name):
 
 
 def check_nothing_left(world):
-    """Nothing but what is not ours: nodes without our label, a foreign template, ending pods."""
+    """Only foreign objects are left: nodes without our label, a foreign template, ending pods."""
     assert not world.of(COMPUTE_DOMAIN)
     assert not world.of(DAEMON_SET)
     assert all(not template["metadata"].get("labels") for template in world.of(RESOURCE_CLAIM_TEMPLATE))

@@ -26,7 +26,7 @@ def loaded(kube, name, field="tls.crt"):
 
 
 async def writes(kube, credentials):
-    """How many writes it takes that the Secrets of a ComputeDomain are as they should be."""
+    """The number of writes until the Secrets of a ComputeDomain are as they should be."""
     before = kube.writes("controller")
     await credentials.ensure("cd-1", NAMESPACE)
     return kube.writes("controller") - before
@@ -76,7 +76,7 @@ def test_domains_do_not_trust_one_another():
 
 
 def test_secrets_are_read_by_name_and_not_at_every_look():
-    """Whoever lists Secrets reads all of a namespace: the controller's role lets it get them only."""
+    """A list of Secrets reads all of a namespace, so the controller's role allows only get."""
 
     async def story():
         kube, clock = FakeKube(), [START]

@@ -23,7 +23,7 @@ class Scheduler:
         self.api = DirectApi(kube, "scheduler")
         self.given = 0
         self.ended = set()
-        """Claims whose pods have ended: nobody asks for them any more."""
+        """Claims whose pods have ended, which get no more requests."""
 
     async def run(self):
         while True:

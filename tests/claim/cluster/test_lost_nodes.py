@@ -1,6 +1,6 @@
-"""A node that is lost under a ComputeDomain: when it counts no more, what is taken back, and what is not.
+"""A node that is lost under a ComputeDomain: when it stops counting, and which objects are taken back.
 
-Also who is a member besides: stale entries, and nodes without a fabric.
+Also other members: stale entries, and nodes without a fabric.
 """
 
 import pytest
@@ -29,7 +29,7 @@ from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
 
 LONG_AGO = "2025-12-31T23:54:00Z"
-"""360 s before the tests' now; a node is lost after 300 s."""
+"""360 s before the tests' now. A node is lost after 300 s."""
 JUST_NOW = "2025-12-31T23:59:30Z"
 
 
@@ -119,7 +119,7 @@ def test_without_pods_it_is_given_up_and_the_others_are_ready_again(world, make,
 
 
 def test_its_label_is_taken_only_off_the_node_that_was_seen(world, make, settings):
-    """It may have come back meanwhile, and prepare a channel under the label that it has."""
+    """It may have come back, and may prepare a channel under the label that it has."""
     lose(world, make, "n1")
     move_away(world, "n1")
     decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))
@@ -130,7 +130,7 @@ def test_its_label_is_taken_only_off_the_node_that_was_seen(world, make, setting
 
 
 def test_a_claim_of_another_namespace_holds_no_node(world, make, settings):
-    """The plugin never prepares such a claim, and anybody could make one."""
+    """The plugin never prepares such a claim, and anyone could make one."""
     lose(world, make, "n1")
     move_away(world, "n1")
     foreign = make.claim(UID, name="foreign", pods=("x",), device=("n1", "channel-0"))
@@ -198,7 +198,7 @@ def enter(world, make, settings, node, pod, clique_id=None):
 
 
 class TestAJoiningDaemon:
-    """What is taken out of a clique object, or the object, goes only as it was seen."""
+    """An entry is removed from a clique object, or the object is deleted, only in the state that was seen."""
 
     def decided(self, world, make, settings, *gone):
         for name in gone:
@@ -221,7 +221,7 @@ class TestAJoiningDaemon:
 
 
 def test_an_entry_in_the_clique_that_a_daemon_was_in_before_is_stale(world, make, settings):
-    """The fabric was partitioned anew: the next daemon of the node is in another clique."""
+    """The fabric was repartitioned: the next daemon of the node is in another clique."""
     other = make.clique[:-1] + "2"
     world.put(POD, make.pod("n1", UID, clique=other))
     settle(world, settings, make)
@@ -232,7 +232,7 @@ def test_an_entry_in_the_clique_that_a_daemon_was_in_before_is_stale(world, make
 
 
 JUST_LOST = "2025-12-31T23:55:00Z"
-"""300 s before the tests' now: so long a node may be silent."""
+"""300 s before the tests' now, as long as a node may be silent."""
 ALMOST_LOST = "2025-12-31T23:55:01Z"
 
 
@@ -323,7 +323,7 @@ def test_stale_entries_of_all_cliques_are_removed_in_one_go(idle, make, look):
 
 
 def test_an_object_without_entries_stays_while_it_has_a_living_owner(idle, look):
-    """Its daemon has entered as an owner, and its entry comes next; or it left, and its pod is ending."""
+    """Its daemon has entered as an owner, and its entry comes next. Or it left, and its pod is ending."""
     idle.put(COMPUTE_DOMAIN_CLIQUE, {**clique_of(idle), "daemons": []})
     assert membership.remove_stale_entries(look(idle)) == ()
 

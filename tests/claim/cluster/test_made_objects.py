@@ -1,4 +1,4 @@
-"""The DaemonSet and templates, as NVIDIA's driver makes them, and what operators may change of them."""
+"""The DaemonSet and templates, as NVIDIA's driver makes them, and the fields that operators may change."""
 
 import msgspec
 import pytest

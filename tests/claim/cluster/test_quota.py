@@ -1,4 +1,4 @@
-"""Quota of ComputeDomains: who waits for it, who gives it back, and that nobody gets out of the count."""
+"""Quota of ComputeDomains: which ones wait for it, which give it back, and that all are counted."""
 
 import asyncio
 import itertools
@@ -107,7 +107,7 @@ def evict(world: World, kueue: QuotaKueue, make: SimpleNamespace, **why: str) ->
     world.put(WORKLOAD, kueue.evicted(workload(world), make.now, **why))
 
 
-# Who waits.
+# ComputeDomains that wait.
 
 
 @pytest.mark.parametrize("mode", [ImexMode.DRIVER_MANAGED, ImexMode.HOST_MANAGED])
@@ -193,7 +193,7 @@ def test_a_count_of_spares_that_is_none_is_said(
     assert f"annotation {SPARES_ANNOTATION} is {text!r}: use a number from 0 to 999" in message(world)
 
 
-# Nobody gets out of the count.
+# All are counted.
 
 
 def test_one_that_waits_may_change_its_queue_and_its_spares_and_stays_counted(
@@ -228,7 +228,7 @@ def test_one_with_quota_keeps_its_workload_whatever_is_written(
     settle(world, counted, make)
     assert workload(world)["spec"] == before["spec"]
     assert message(world) == "it has quota in queue team-queue, spare nodes: 1"
-    # What it writes does not save it from eviction either.
+    # Its writes do not save it from eviction either.
     evict(world, kueue, make)
     settle(world, counted, make)
     assert not any(has_objects(world))
@@ -390,7 +390,7 @@ def test_a_deleted_one_holds_its_quota_until_it_is_gone(
 
 
 class Tenants(RuleBasedStateMachine):
-    """Whatever tenants and Kueue do: a claim template exists for no more ComputeDomains than have quota."""
+    """Under any acts of tenants and Kueue, a claim template exists for no more domains than have quota."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ class Tenants(RuleBasedStateMachine):
         number = next(self.numbers)
         obj = compute_domain(f"job{number}", uid=f"cd-{number}", template=f"t{number}", labels=QUEUED)
         self.world.put(COMPUTE_DOMAIN, obj)
-        # One whose label goes before the controller has seen it is as one that never had it.
+        # A domain whose label goes before the controller has seen it is as one that never had it.
         self.reconcile(f"job{number}", 1)
         return f"job{number}"
 
@@ -424,7 +424,7 @@ class Tenants(RuleBasedStateMachine):
 
     @rule(name=domains)
     def use(self, name: str) -> None:
-        """A pod gets a channel; without the claim template it gets no claim."""
+        """A pod gets a channel. Without the claim template it gets no claim."""
         if self.world.at(RESOURCE_CLAIM_TEMPLATE, "team", name.replace("job", "t")) is not None:
             number = next(self.numbers)
             device = (f"n{number}", "channel-0")
@@ -622,7 +622,7 @@ def test_without_kueue_only_what_names_a_queue_waits(site: Any) -> None:
     event_loop.run_simulation(1, story)
 
 
-# A ComputeDomain with running pods that comes to need quota loses nothing that it has.
+# A ComputeDomain with running pods that comes to need quota loses nothing.
 
 
 @pytest.mark.parametrize("has_kueue", [True, False])

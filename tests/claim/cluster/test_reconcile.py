@@ -1,4 +1,4 @@
-"""One ComputeDomain, decided from what is there: its objects, readiness, collisions and conditions."""
+"""Decisions about one ComputeDomain in a cluster: its objects, readiness, collisions and conditions."""
 
 import contextlib
 
@@ -122,7 +122,7 @@ def test_what_daemons_say_of_nvidia_imex_does_not_make_a_status_too_large(make, 
 
 
 def join_of(world, make, settings, name):
-    """What a daemon writes that joins now."""
+    """The write of a daemon that joins now."""
     read = world.of(COMPUTE_DOMAIN_CLIQUE)[0]
     pod = world.put(POD, make.pod(name, UID))
     ref = ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"])
@@ -132,7 +132,7 @@ def join_of(world, make, settings, name):
 
 
 def left_of_a_join_while_stale_entries_go(make, settings, stale):
-    """Who is in the clique object after entries were removed for which a decision had been made before."""
+    """The nodes in the clique object after an earlier decision to remove entries was carried out."""
     world = make.world()
     started(world, make, settings)
     for name in stale:

@@ -1,4 +1,4 @@
-"""Which keys a change wakes: those that it concerns now or concerned before, and no others."""
+"""A change wakes the keys that it concerns now or concerned before, and no others."""
 
 from rackloom.claim.cluster.domain_caches import ChangeRouter, CliqueKey, DomainKey
 from rackloom.core.cluster import names

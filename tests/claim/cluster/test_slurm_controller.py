@@ -69,7 +69,7 @@ class SlurmSite:
         await self.user.delete(POD, f"slurmd-{node}", "slurm", grace_seconds=0)
 
     async def blocks(self) -> list[str]:
-        """Those of the ConfigMap."""
+        """The blocks of the ConfigMap."""
         try:
             found = await self.user.get(CONFIG_MAP, "rackloom-topology", "slurm")
         except NotFound:

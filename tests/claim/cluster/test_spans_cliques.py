@@ -64,7 +64,7 @@ def test_a_node_of_another_clique_is_told_though_all_are_ready_and_meshed(world,
 
 
 def test_a_fabric_that_is_partitioned_anew_under_the_job_is_told_by_the_labels(world, make, settings):
-    """The daemons entered where the nodes were, and do not know."""
+    """The daemons entered the nodes' earlier cliques, and do not know of the change."""
     world.put(NODE, make.node("n1", UID, clique=OTHER))
     settle(world, settings, make)
     state, _, message = spans(world)

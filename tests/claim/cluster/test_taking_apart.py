@@ -1,4 +1,4 @@
-"""One ComputeDomain that is deleted: in which order, what holds it back, and what outlived it."""
+"""One ComputeDomain that is deleted: the order of its objects, their blockers, and leftovers."""
 
 from tests.claim.cluster.one_domain import UID, delete, settle, started, status_of
 
@@ -29,7 +29,7 @@ def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
 
 
 def all_actions(world, settings, make):
-    """What is done until nothing is left, in order."""
+    """All actions until nothing is left, in order."""
     done = []
     while (decision := reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))).actions:
         done += [action.what for action in decision.actions]
@@ -105,7 +105,7 @@ def test_a_claim_made_after_the_deletion_holds_nothing_back(make, settings):
 
 
 def test_what_others_label_with_the_uid_is_not_ours(make, settings):
-    """Neither a duplicate that keeps the domain from Ready, nor ours to delete, which policies refuse."""
+    """It keeps no domain from Ready as a duplicate, and is not ours to delete, which policies refuse."""
     world = make.world()
     world.put(COMPUTE_DOMAIN, make.domain())
     labels = {names.COMPUTE_DOMAIN_LABEL: UID}

@@ -1,4 +1,4 @@
-"""Carrying out single actions, and waiting for what was written to come back."""
+"""Carrying out single actions, and waiting for the written objects to come back."""
 
 import pytest
 

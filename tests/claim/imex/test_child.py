@@ -1,4 +1,4 @@
-"""What is kept of the output of a program that ended, and that all of it is passed on."""
+"""The kept part of the output of an ended program. All of the output is passed on."""
 
 import asyncio
 import os

@@ -32,7 +32,7 @@ OBJECT = names.clique_object_name(DOMAIN, CLIQUE)
 
 
 class Rack:
-    """Nodes of one clique; `start` runs the daemon of one of them."""
+    """Nodes of one clique. `start` runs the daemon of one of them."""
 
     def __init__(self, home, max_nodes: int = 3) -> None:
         self.kube = FakeKube(namespaces=("default", DRIVER), seed=3)
@@ -141,7 +141,7 @@ def test_a_node_that_lost_its_daemon_comes_back_under_its_index(tmp_path):
         first, second = await rack.start(0), await rack.start(1)
         await until(lambda: ready_count(rack, 2), "two are ready")
         index = (await rack.members())["node-1"][0]
-        # Killed, not stopped: nobody takes the entry out, so the index is still the node's.
+        # Killed, not stopped: the entry stays, so the index is still the node's.
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         again = await rack.start(1)

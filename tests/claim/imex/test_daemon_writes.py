@@ -1,4 +1,4 @@
-"""What a daemon writes to the API server, how often, and what it does when nobody answers."""
+"""The writes of a daemon to the API server, their number, and its conduct when no answer comes."""
 
 import asyncio
 import dataclasses
@@ -82,7 +82,7 @@ def test_a_rack_of_daemons_says_each_thing_once_and_collides_only_while_it_joins
 
         await until(all_ready, "all are ready")
         await asyncio.sleep(30)
-        # One write for being READY, whoever writes meanwhile; one for the clique and the mesh.
+        # One write for being READY, even if others write too. One for the clique and the mesh.
         assert calls(rack.kube, "patch", "computedomaincliques") == 18
         assert calls(rack.kube, "patch", "pods") == 18
         pods = [await rack.pod(number) for number in range(18)]
@@ -160,7 +160,7 @@ def test_an_entry_that_has_moved_is_found_again():
 
 
 async def ready_after_the_list_moved(rack):
-    """Who is READY when the second of three says so after the first has left: the entries have moved up."""
+    """The READY nodes if the second of three becomes ready after the first left and the entries moved up."""
     first, second, third = [await member(rack, number) for number in range(3)]
     for joining in (first, second, third):
         await joining.join()
@@ -172,7 +172,7 @@ async def ready_after_the_list_moved(rack):
 
 
 async def ready_at_an_address_that_is_not_its_own(rack):
-    """Who is READY when a daemon says so whose node has another one by now, at another address."""
+    """The READY addresses if a daemon becomes ready after its node got another one, at a new address."""
     old = await member(rack, 0)
     await old.join()
     moved = dataclasses.replace(old._identity, address="10.0.9.9")
@@ -183,7 +183,7 @@ async def ready_at_an_address_that_is_not_its_own(rack):
 
 
 def without_tests(monkeypatch):
-    """The planted bug: READY is written by the position of the entry, whoever has it."""
+    """The planted bug: READY is written by the position of the entry, without a test of its owner."""
     patch = DirectApi.patch
 
     async def by_position(self, kind, name, namespace, change, **more):

@@ -1,4 +1,4 @@
-"""A daemon that does not start: how often it is tried, what is reported of it, and with how many writes."""
+"""A daemon that does not start: how often it is tried, how it is reported, and with how many writes."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def supervisor_of(folder, spawn):
 
 
 def starts_of(folder, spawn, seconds, disturb=lambda supervisor: None):
-    """When the daemon was started, and the supervisor after so many virtual seconds."""
+    """The times of the daemon's starts, and the supervisor's failure after `seconds` of virtual time."""
 
     async def story():
         began = []
@@ -99,7 +99,7 @@ def test_one_that_ran_for_long_is_started_again_soon(tmp_path):
 
 
 class Broken:
-    """A rack with one daemon on the stand-in, whose configuration may be as it was before: never to start."""
+    """A rack with one daemon on the stand-in. `bind` chooses the old configuration, which never starts."""
 
     def __init__(self, folder):
         self.rack = Rack()
@@ -154,7 +154,7 @@ def test_why_it_does_not_start_is_on_the_pod_once_and_goes_when_it_is_ready(tmp_
 
 
 def test_a_daemon_that_has_ended_reaches_nobody(tmp_path):
-    """What its pod said of its peers was said by a daemon that is no more."""
+    """The pod's annotation about its peers came from a daemon that no longer exists."""
 
     async def story():
         broken = Broken(tmp_path)

@@ -1,10 +1,10 @@
-"""What nvidia-imex does, case by case, on the stand-in and on NVIDIA's own programs.
+"""The behaviour of nvidia-imex, case by case, on the stand-in and on NVIDIA's own programs.
 
 The cases were observed of versions 580.178.04, 595.91.07 and 615.71.09, which ran without GPUs in network
 namespaces, as here. NVIDIA's programs are not redistributable: RACKLOOM_NVIDIA_IMEX names the directory that
 has `nvidia-imex` and `nvidia-imex-ctl`, and without it their half is skipped. Times are real: a stand-in that
-is quicker than the program hides what waits for it. There is no case for DNS that does not answer: it was not
-observed.
+is quicker than the program hides the code that waits for it. There is no case for DNS that does not answer:
+it was not observed.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ pytestmark = [
 REAL = "RACKLOOM_NVIDIA_IMEX"
 PLACES = 18
 NODES = 3
-# A mount namespace of its own, so that each daemon has the files of its pod, and none of the machine's are
+# A separate mount namespace, so that each daemon has the files of its pod, and none of the machine's are
 # touched: NVIDIA's program keeps state in /var/run and a log in /var/log.
 INSIDE = """
 mount --bind "$1/hosts" /etc/hosts
@@ -109,7 +109,7 @@ def _ip(*arguments: str) -> None:
 
 @dataclass
 class Node:
-    """One pod's worth of files in one network namespace, and what runs there."""
+    """One pod's worth of files in one network namespace, and the daemon that runs there."""
 
     index: int
     namespace: str
@@ -133,7 +133,7 @@ class Node:
     def configure(
         self, places: int, mode: NodeFileMode = "dns", tls: ImexTls | None = None, **options: str
     ) -> None:
-        """The product's own configuration for so many nodes; `options` are written over it."""
+        """The product's own configuration for `places` nodes, with `options` written over it."""
         nodes = self.folder / "nodes.cfg"
         text = config_text(ImexConfig(self.address, nodes, tls, mode))
         written = dict(line.split("=", 1) for line in text.splitlines())
@@ -142,7 +142,7 @@ class Node:
         nodes.write_text(nodes_text([entry(place) for place in range(places)]))
 
     def know(self, *peers: int) -> None:
-        """These have names in the hosts file."""
+        """Give these peers names in the hosts file."""
         lines = [f"{address_of(peer)}\t{daemon_host(peer)}\n" for peer in peers]
         (self.folder / "hosts").write_text("127.0.0.1\tlocalhost\n" + "".join(lines))
 
@@ -154,7 +154,7 @@ class Node:
             self.child = subprocess.Popen(self._inside(command), stdout=output, stderr=subprocess.STDOUT)
 
     def ended_within(self, seconds: float) -> int | None:
-        """The exit status; None if it still runs."""
+        """The exit status, or None if it still runs."""
         assert self.child is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.child.wait(seconds)
@@ -165,7 +165,7 @@ class Node:
         self.child.send_signal(number)
 
     def ask(self, *options: str) -> tuple[str, float]:
-        """What the control tool prints, and how long that takes."""
+        """The output of the control tool, and the seconds that it took."""
         began = time.monotonic()
         reported = subprocess.run(
             self._inside((*self.programs.control, *options)), capture_output=True, timeout=30, check=False
@@ -310,7 +310,7 @@ def test_a_late_member_is_found_after_a_signal(rack: Rack) -> None:
     first.send(signal.SIGUSR1)
     signalled = time.monotonic()
     until_seen(lambda: first.reaches(0, 1), "the first reaches the second", within=60)
-    # 4.1 s were observed; the look before takes 3 s, since a node is absent.
+    # 4.1 s were observed. The look before takes 3 s, since a node is absent.
     assert time.monotonic() - signalled < 4.1 + 8
     until_seen(lambda: second.reaches(0, 1), "the second reaches the first", within=60)
 
@@ -374,7 +374,7 @@ def test_it_logs_its_version_and_its_options_at_the_start(rack: Rack) -> None:
 
 
 def test_a_lower_log_level_leaves_out_what_is_only_informative(rack: Rack) -> None:
-    """By the comments of NVIDIA's configuration file; it was not observed."""
+    """According to the comments of NVIDIA's configuration file. It was not observed."""
     log = rack.running(0, LOG_LEVEL="3").log
     assert "[INFO]" not in log
     assert "Unable to resolve" in log, "warnings stay"

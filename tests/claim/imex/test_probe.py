@@ -1,4 +1,4 @@
-"""What kubelet, and anybody else who connects, is answered by a daemon's probe."""
+"""The answers of a daemon's probe to kubelet and to any other client."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ def port() -> Iterator[int]:
 
 
 async def ask(port: int, request: bytes = REQUEST) -> bytes:
-    """All that is answered until the connection is closed."""
+    """The whole answer until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     try:

@@ -1,4 +1,4 @@
-"""The supervisor with the stand-in for nvidia-imex: real processes, each on a loopback address of its own."""
+"""The supervisor with the stand-in for nvidia-imex: real processes, each on a separate loopback address."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ LAYOUT = PeerLayout("dns", max_nodes=3)
 
 @dataclass
 class Daemon:
-    """One supervised daemon and what belongs to it."""
+    """One supervised daemon and its parts."""
 
     supervisor: Supervisor
     control: ImexControl
@@ -81,7 +81,7 @@ def domain(tmp_path):
 
 
 class Running:
-    """Supervisors in tasks, cancelled at the end; afterwards no child is left."""
+    """Supervisors in tasks, cancelled at the end. Afterwards no child is left."""
 
     def __init__(self, *daemons: Daemon) -> None:
         self._daemons = daemons
@@ -202,7 +202,7 @@ def test_a_daemon_of_another_domain_is_not_let_in(domain):
             await until(lambda: ready(second), "the second is ready")
             await asyncio.sleep(1)
             assert not await meshed(first, 0, 0, 1)
-            # The secret is put right, and both are told: now they meet.
+            # The secret is corrected, and both recheck: now they meet.
             domain.project(second.secret, domain.identity)
             second.supervisor.recheck()
             await until(lambda: meshed(first, 0, 0, 1), "the first is meshed")

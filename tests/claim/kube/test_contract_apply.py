@@ -1,4 +1,4 @@
-"""What Rackloom relies on of an API server: server-side apply: who owns which field."""
+"""An API server's contract with Rackloom: server-side apply and the owners of fields."""
 
 from typing import Any
 

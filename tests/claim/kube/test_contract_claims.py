@@ -1,4 +1,4 @@
-"""What Rackloom relies on of an API server: claims."""
+"""An API server's contract with Rackloom: claims."""
 
 import pytest
 from tests.claim.kube.world import Play, World, refused

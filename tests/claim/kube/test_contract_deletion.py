@@ -1,4 +1,4 @@
-"""What Rackloom relies on of an API server: deletion: finalizers, owners, namespaces."""
+"""An API server's contract with Rackloom: deletion with finalizers, owners, namespaces."""
 
 import pytest
 from tests.claim.kube.world import WIDGET, Play, World, eventually, is_gone, refused

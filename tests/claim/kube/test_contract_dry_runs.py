@@ -1,4 +1,4 @@
-"""What users rely on of an API server: dry runs change nothing, and what cannot be read is refused."""
+"""An API server's contract with users: dry runs change nothing, and an unreadable object is refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -67,7 +67,7 @@ def test_a_dry_apply_of_something_new_creates_nothing(play: Play) -> None:
 
 def test_a_dry_binding_leaves_a_pod_without_a_node(play: Play) -> None:
     async def scenario(world: World) -> None:
-        # A real scheduler has no eye on pods that name another.
+        # A real scheduler ignores pods that name another.
         await create_pod(world, pod(world, "a", schedulerName="nobody"))
         target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "a"}, "target": target}

@@ -1,4 +1,4 @@
-"""What Rackloom relies on of an API server: informers and leaders."""
+"""An API server's contract with Rackloom: informers and leaders."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ def test_an_informer_follows(play: Play) -> None:
 
 def test_an_election_has_one_winner_at_a_time(play: Play) -> None:
     async def scenario(world: World) -> None:
-        # The leader lets go at its end; before that, no pause of a busy machine may cost it the lease.
+        # The leader lets go at its end. Before that, no pause of a busy machine may cost it the lease.
         terms, won = LeaseTimings(lease=90.0, renew=60.0, retry=0.2), []
 
         def candidate(name: str) -> asyncio.Task[None]:

@@ -1,4 +1,4 @@
-"""What kubectl relies on: strategic merge patches, tables and evictions."""
+"""An API server's contract with kubectl: strategic merge patches, tables and evictions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an API server answers to lists and watches of other programs: versions, chunks, initial events."""
+"""An API server's answers to lists and watches of other programs: versions, chunks, initial events."""
 
 import asyncio
 import itertools
@@ -48,7 +48,7 @@ def place(world: World) -> str:
 
 
 async def three(world: World) -> int:
-    """Make a, b and c; the version that they are listed at."""
+    """Make a, b and c. Returns the version at which they are listed."""
     for name in "abc":
         await world.api.create(WIDGET, world.named(name))
     return int((await world.api.list(WIDGET, world.namespace)).resource_version)
@@ -67,7 +67,7 @@ def names(answer: Object) -> list[str]:
 
 
 async def watched(world: World, count: int, heard: list[Object] | None = None, **params: Any) -> list[Object]:
-    """The first `count` events of a watch, or all until it ends; each is in `heard` as soon as it came."""
+    """The first `count` events of a watch, or all until it ends. Each is in `heard` as soon as it came."""
     found = [] if heard is None else heard
     async with asyncio.timeout(PATIENCE):
         query = {"watch": "true"} | params

@@ -1,4 +1,4 @@
-"""What Rackloom relies on of an API server: objects: their identity, and how they are written."""
+"""An API server's contract with Rackloom: the identity of objects, and how they are written."""
 
 import pytest
 from tests.claim.kube.world import WIDGET, Play, World, refused

@@ -1,4 +1,4 @@
-"""What Rackloom relies on of an API server: pods."""
+"""An API server's contract with Rackloom: pods."""
 
 from typing import Any
 
@@ -218,7 +218,7 @@ async def bind(world: World, name: str, node: str, **metadata: str) -> tuple[int
 
 def test_a_binding_gives_a_pod_its_node_once(play: Play) -> None:
     async def scenario(world: World) -> None:
-        # A real scheduler has no eye on pods that name another.
+        # A real scheduler ignores pods that name another.
         made = await create_pod(world, pod(world, "a", schedulingGates=GATES, schedulerName="nobody"))
         before = made["metadata"]["generation"]
         message = (

@@ -1,4 +1,4 @@
-"""What Rackloom relies on of a scheduler: it binds what its node has room for, and nothing else."""
+"""A scheduler's contract with Rackloom: it binds the pods that fit on its node, and nothing else."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ async def a_node(world: World, **room: str) -> AsyncIterator[str]:
 
 
 def wants(world: World, name: str, resources: Object, **spec: Any) -> Object:
-    """A pod for the node of its scenario, which no taint keeps off it."""
+    """A pod for the node of its scenario. It tolerates every taint."""
     made = pod(world, name, tolerations=[{"operator": "Exists"}], nodeSelector={"contract": world.namespace})
     made["spec"]["containers"][0]["resources"] = resources
     made["spec"] |= spec
@@ -82,7 +82,7 @@ def test_processors_and_memory_are_counted(play: Play) -> None:
             await takes(world, wants(world, "most", {"requests": {"cpu": "3500m", "memory": "6Gi"}}))
             await leaves(world, wants(world, "slow", {"requests": {"cpu": "501m"}}))
             await leaves(world, wants(world, "fat", {"requests": {"memory": "3Gi"}}))
-            # A limit is what a container asks for where it asks for nothing.
+            # A container's limit counts as its request if it requests nothing.
             await leaves(world, wants(world, "limited", {"limits": {"cpu": "1"}}))
             await takes(world, wants(world, "rest", {"limits": {"cpu": "2"}, "requests": {"cpu": "500m"}}))
 

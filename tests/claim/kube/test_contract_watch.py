@@ -1,4 +1,4 @@
-"""What Rackloom relies on of an API server: lists and watches."""
+"""An API server's contract with Rackloom: lists and watches."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Elections: never two leaders, and soon one again, whatever happens to them and to the API server."""
+"""Elections: never two leaders, and soon one again after any fault of theirs or of the API server."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ from rackloom.lab.virtual import event_loop
 
 
 class Candidates:
-    """Processes that want to lead, and who of them does."""
+    """Processes that want to lead, and those that do."""
 
     def __init__(self, kube: FakeKube) -> None:
         self._kube = kube

@@ -1,4 +1,4 @@
-"""The client over HTTP: what the wire adds to the contract."""
+"""The client over HTTP: additions of the wire to the contract."""
 
 import asyncio
 import json

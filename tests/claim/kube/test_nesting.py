@@ -1,4 +1,4 @@
-"""What an API server keeps and no recursive decoder reads costs the object that it is in, and no other."""
+"""An object that an API server keeps and no recursive decoder reads costs itself, and no other object."""
 
 import asyncio
 import json

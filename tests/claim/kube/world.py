@@ -87,7 +87,7 @@ class World:
 
     client: Callable[[str], KubeApi]
     http: httpx2.AsyncClient
-    """For what the protocol does not ask: other programs do."""
+    """For requests that the protocol lacks but other programs send."""
     namespace: str
     fake: FakeKube | None
 

@@ -1,4 +1,4 @@
-"""Texts that would take the stack or the memory of whoever reads them are refused with their line."""
+"""Texts that would exhaust the stack or the memory of their reader are refused with their line."""
 
 import json
 

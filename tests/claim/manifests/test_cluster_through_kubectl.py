@@ -1,4 +1,4 @@
-"""A live cluster, asked through a stand-in that speaks kubectl's command line and JSON."""
+"""A live cluster, read through a stand-in that speaks kubectl's command line and JSON."""
 
 import json
 import os

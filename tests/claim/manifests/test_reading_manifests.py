@@ -1,4 +1,4 @@
-"""Manifests become values; whatever is wrong with them is refused with file, line and field."""
+"""Manifests become values. Any fault in them is refused with file, line and field."""
 
 import json
 from pathlib import Path

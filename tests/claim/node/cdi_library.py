@@ -14,7 +14,7 @@ READER = Tools(Path(__file__).parent / "cdi_reader", {"cdi-reader": "."})
 
 
 class Container(msgspec.Struct, frozen=True):
-    """What became of one container: its OCI spec, or why there is none."""
+    """The result for one container: its OCI spec, or the reason that there is none."""
 
     refused: str
     spec: dict[str, Any] | None
@@ -26,25 +26,25 @@ class Container(msgspec.Struct, frozen=True):
 
     @property
     def mounts(self) -> dict[str, str]:
-        """By the path in the container: where the host has it."""
+        """Paths on the host by path in the container."""
         assert self.spec is not None, self.refused
         return {mount["destination"]: mount["source"] for mount in self.spec.get("mounts") or ()}
 
     @property
     def allowed(self) -> set[tuple[int, int, str]]:
-        """What the cgroup lets through: major, minor, access."""
+        """The devices that the cgroup allows: major, minor, access."""
         assert self.spec is not None, self.refused
         rules = self.spec["linux"].get("resources", {}).get("devices", ())
         return {(rule["major"], rule["minor"], rule["access"]) for rule in rules if rule["allow"]}
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What the library makes of a directory of specs."""
+    """The library's reading of a directory of specs."""
 
     minimum: dict[str, str]
-    """By file: the oldest version that it may carry."""
+    """The oldest version that each file may carry."""
     errors: dict[str, list[str]]
-    """By file."""
+    """Errors by file."""
     containers: list[Container]
 
 
@@ -52,7 +52,7 @@ ReadSpecs = Callable[..., Reading]
 
 
 def program() -> Path:
-    """The reader, built where it is not at hand."""
+    """The reader, built if it is missing."""
     return go_program(READER, "cdi-reader", "containerd's CDI library")
 
 

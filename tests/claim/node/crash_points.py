@@ -1,4 +1,4 @@
-"""A plugin that is killed at every single point of its work and started again: what the plugins' tests share.
+"""A plugin that is killed at every single point of its work and started again, for the tests of each plugin.
 
 A crash point is the moment before or after a call to the API server, or before a write reaches the disk. The
 tests of a plugin add their own: programs of the driver, requests to the kernel.
@@ -25,7 +25,7 @@ class Killed(BaseException):
 
 
 class Fuse:
-    """Kills at point number `death`; None never."""
+    """Kills at point number `death`, or never if it is None."""
 
     def __init__(self, death: int | None) -> None:
         self.death = death
@@ -57,7 +57,7 @@ class FusedApi:
 
 
 def fuse_the_disk(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a sync a rename or a content may be lost, after it not; a kill alone loses nothing."""
+    """A rename or a content may be lost before a sync, but not after it. A kill alone loses nothing."""
     unlink = Path.unlink
 
     def fused_unlink(path: Path, missing_ok: bool = False) -> None:
@@ -88,7 +88,7 @@ class Lives(ABC):
 
     @abstractmethod
     def edits(self, uid: str) -> Any:
-        """What a container of the claim gets."""
+        """The edits that a container of the claim gets."""
 
     @abstractmethod
     async def check_held(self) -> None:
@@ -153,7 +153,7 @@ async def everything_is_gone_before_the_restart(lives: Lives) -> None:
         await lives.kit.api.delete(RESOURCE_CLAIM, claim.ref.name, claim.ref.namespace)
     process = await lives.start()
     await process.sweeper.sweep()
-    # What was completed is known to kubelet, which gives it back; what was only begun is swept by us.
+    # kubelet knows the completed claims and gives them back. Our sweep removes those only begun.
     for claim in lives.claims:
         entry = process.checkpoint.claims.get(claim.uid)
         if entry is not None and entry.state is PrepareState.COMPLETED:
@@ -167,13 +167,13 @@ async def the_node_is_rebooted(lives: Lives) -> None:
 
 
 async def the_node_is_rebooted_and_the_pod_is_deleted(lives: Lives) -> None:
-    """Kubelet gives back what its own files say; nothing is prepared anew that could repair a lost record."""
+    """Kubelet gives back the claims in its files. No new prepare could repair a lost record."""
     lives.reboot()
     await the_pod_is_deleted(lives)
 
 
 async def the_node_is_rebooted_and_everything_is_gone(lives: Lives) -> None:
-    """The disk of kubelet is new as well: nobody mentions the claims any more."""
+    """The disk of kubelet is new as well: it never mentions the claims again."""
     for claim in lives.claims:
         await lives.kit.api.delete(RESOURCE_CLAIM, claim.ref.name, claim.ref.namespace)
     lives.reboot()
@@ -194,7 +194,7 @@ ENDINGS: tuple[Ending, ...] = (
 
 
 def deaths_survived(begin: Callable[[pytest.MonkeyPatch], Lives], ending: Ending) -> int:
-    """How many points there are to die at; each was died at, and the ending came out well."""
+    """The number of points to die at. A death at each was tried, and the ending came out well."""
     return next(death for death in itertools.count(1) if not _one_death(begin, ending, death)) - 1
 
 
@@ -215,7 +215,7 @@ def _one_death(begin: Callable[[pytest.MonkeyPatch], Lives], ending: Ending, dea
 
 
 async def _live_and_die(lives: Lives) -> bool:
-    """Work until the fuse burns down; whether it did."""
+    """Work until the fuse burns down. Returns whether it did."""
     try:
         await lives.work(await lives.start())
     except Killed:

@@ -1,4 +1,4 @@
-"""Go programs of the tests, which ask upstream's own packages."""
+"""Go programs of the tests, which call upstream's own packages."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.cluster.build import NotBuilt, Tools, at_hand, download, made
 
 
 def go_program(tools: Tools, binary: str, why: str) -> Path:
-    """The program, built where it is not at hand. Skips where there is no Go, or no sources for it."""
+    """The program, built if it is missing. Skips if there is no Go, or no sources for it."""
     if at_hand(tools) is None:
         if shutil.which("go") is None:
             pytest.skip(f"NEEDS GO: {why} is built with it")

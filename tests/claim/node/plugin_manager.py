@@ -1,8 +1,8 @@
 """A kubelet's plugin manager over real Unix sockets: registration, prepare, unprepare, health.
 
-`KubeletPluginManager` watches the registry directory. It dials each new socket, asks for its info, and
-tells the plugin whether it is registered. A socket that vanishes, or whose inode changed, unregisters
-the plugin; its ResourceSlices are deleted when it stays away for 30 s.
+`KubeletPluginManager` watches the registry directory. It dials each new socket, requests its info, and
+notifies the plugin whether it is registered. A socket that vanishes, or has a new inode, unregisters the
+plugin. Its ResourceSlices are deleted when it stays away for 30 s.
 
 `PluginClient` speaks DRA v1 or v1beta1 to one plugin and fails (`NotPrepared`) unless every claim was
 answered without an error. `SocketDraManager` connects these plugins to simulated nodes.
@@ -44,7 +44,7 @@ _DRA_VERSIONS: dict[str, tuple[ModuleType, ModuleType]] = {
 
 
 class NotPrepared(Retry):
-    """What a pod shows as FailedPrepareDynamicResources; kubelet retries whatever the plugin answered."""
+    """Shown on a pod as FailedPrepareDynamicResources. kubelet retries after any answer of the plugin."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, after=1.0)
@@ -134,7 +134,7 @@ DIAL_SECONDS = 5.0
 
 
 class PluginManagerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; the defaults are kubelet's, tests are in more of a hurry."""
+    """Seconds. The defaults are kubelet's, but tests are in more of a hurry."""
 
     scan: float = 0.05
     """Between two scans of the registry directory (kubelet is notified instead)."""

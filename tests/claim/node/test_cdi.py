@@ -145,7 +145,7 @@ def test_containerd_reads_what_is_written_as_it_was_meant(read_specs, drawn):
     """The version is the oldest that the library allows, and no device is looked for on the host."""
     with tempfile.TemporaryDirectory() as directory:
         for number, (kind, devices) in enumerate(drawn):
-            # Vendors are told apart, so that no device has two specs.
+            # Vendors differ, so that no device has two specs.
             (Path(directory) / f"{number}.yaml").write_bytes(cdi_spec(f"v{number}.{kind}", devices))
         containers = [
             (f"v{number}.{kind}={name}", edits)
@@ -163,7 +163,7 @@ def test_containerd_reads_what_is_written_as_it_was_meant(read_specs, drawn):
         assert {_numbers(device) for device in container.devices} == {
             (node.path, "c", node.major, node.minor, node.file_mode) for node in edits.device_nodes
         }
-        # One rule for each number; where two nodes have the same, the later one counts.
+        # One rule for each number. If two nodes have the same, the later one counts.
         assert container.allowed == {
             (major, minor, permissions)
             for (major, minor), permissions in {

@@ -1,4 +1,4 @@
-"""The checkpoint: what was written is read again, and damage is never taken for nothing."""
+"""The checkpoint: written entries are read again, and a damaged file is never taken for an empty one."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What containers get of NVIDIA's driver, wherever it is and however it changes."""
+"""The files of NVIDIA's driver that containers get, for any place and change of the driver."""
 
 import asyncio
 import json
@@ -96,14 +96,14 @@ def test_without_a_hook_links_are_mounts_and_a_variable_tells_the_loader(tmp_pat
     search = f"LD_LIBRARY_PATH=/{LIBRARIES}:/{LIBRARIES}/vdpau"
     assert edits.env == ("NVIDIA_VISIBLE_DEVICES=void", search)
     found = mounts(edits)
-    # The last is on no host that lacks development packages, and programs open it nevertheless.
+    # Only hosts with development packages have the last one, but programs open it nevertheless.
     for name in (f"libcuda.so.{NEW}", "libcuda.so.1", "libcuda.so"):
         assert found[f"/{LIBRARIES}/{name}"] == f"/{LIBRARIES}/libcuda.so.{NEW}"
     assert found[f"/{LIBRARIES}/libGLX_indirect.so.0"] == f"/{LIBRARIES}/libGLX_nvidia.so.{NEW}"
 
 
 def test_a_hook_is_asked_for_nothing_that_it_does_not_know(tmp_path):
-    """Those before 1.17.5 fail for enable-cuda-compat, and with them the container."""
+    """Hooks before 1.17.5 fail for enable-cuda-compat, and the container fails with them."""
     install(tmp_path)
     lay(tmp_path, "usr/bin/nvidia-cdi-hook", content="create-symlinks update-ldcache")
     edits = workload_edits(find_driver(tmp_path), find_hook_program(tmp_path, Path("/")))
@@ -130,7 +130,7 @@ def test_a_driver_in_a_container_is_mounted_from_its_root(tmp_path):
 
 
 def test_links_through_alternatives_end_at_files(tmp_path):
-    """Debian's: absolute links, which mean another file to the host than to whoever looks below a root."""
+    """Debian's absolute links mean another file on the host than to a reader below a root."""
     current = f"{LIBRARIES}/nvidia/current"
     lay(tmp_path, f"{current}/libcuda.so.{NEW}", f"{current}/libnvidia-ml.so.{NEW}")
     link(tmp_path, f"{current}/libcuda.so.1", f"libcuda.so.{NEW}")
@@ -197,7 +197,7 @@ def test_the_spec_follows_a_driver_that_comes_changes_and_goes(tmp_path):
         paths = mounted(tmp_path)
         assert f"/{LIBRARIES}/libcuda.so.{NEW}" in paths
         assert not any(OLD in path for path in paths)
-        # Containers of prepared claims may start again: what they name stays. Others would find no file.
+        # Containers of prepared claims may start again, so their files stay. Others would find no file.
         (root / "run/nvidia/driver").rename(root / "gone")
         assert await spec.refresh() is True
         assert spec.driver is None

@@ -1,6 +1,6 @@
 """After a failed prepare: pods start when the cause has cleared, not at the next resync of their kubelet.
 
-The framework of the plugins as it is, a kubelet that is as slow as the real one, virtual time.
+The plugins' framework is real, the kubelet is as slow as the real one, and time is virtual.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ SPACE = "default"
 MOST_WAIT = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
 CALL = 44.0
-"""Seconds that a call of kubelet is held at most."""
+"""The most seconds that a call of kubelet is held."""
 NOT_YET = Retry("not yet", after=0.0)
 
 
 class Node:
-    """One node whose plugin comes and goes; its kubelet stays."""
+    """One node whose plugin comes and goes while its kubelet stays."""
 
     def __init__(self, kit: NodeKit, seed: int) -> None:
         self.kit = kit
@@ -80,7 +80,7 @@ class Node:
 
     @asynccontextmanager
     async def plugin(self) -> AsyncIterator[PluginProcess]:
-        """The plugin while it is registered; as `running()` has it, but without sockets."""
+        """The plugin while it is registered, like `running()` but without sockets."""
         self.kit.places.home(DRIVER).mkdir(parents=True, exist_ok=True)
         host = msgspec.structs.replace(self.kit.host(), wall=self._now)
         self.running = plugin_process = PluginProcess(self.toys, self.kit.api, host)
@@ -368,7 +368,7 @@ def test_what_cannot_be_cut_off_delays_no_answer_and_overlaps_nothing(
 
 
 def test_a_call_that_comes_after_the_claim_was_given_back_is_not_repeated() -> None:
-    """When the mark of the claim has expired, nobody would give back what a repetition prepared."""
+    """After the claim's mark has expired, nothing would give back the result of a repetition."""
 
     async def story(node: Node) -> None:
         node.toys.trouble["c"] = NOT_YET
@@ -534,7 +534,7 @@ def test_a_plugin_that_was_stopped_has_kubelet_ask_again() -> None:
 
 
 def test_after_a_reboot_pods_whose_status_is_old_are_synced() -> None:
-    """kubelet asks before the plugin is there, and the pod's status still says that its containers run."""
+    """kubelet calls before the plugin is there, and the pod's status still shows running containers."""
 
     async def story(node: Node) -> None:
         await node.claim()

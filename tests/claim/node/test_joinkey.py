@@ -1,4 +1,4 @@
-"""The join key as attributes: what is known, under names that the API takes, and nothing made up."""
+"""The join key as attributes: known parts, under names that the API takes, and nothing made up."""
 
 import re
 
@@ -75,5 +75,5 @@ def test_a_clique_and_none():
 def test_names_and_number_of_attributes_fit_into_a_device(gpus):
     attributes = tray_attributes([key(module) for module in range(1, gpus + 1)]) | clique_attributes("u.1")
     assert all(IDENTIFIER.fullmatch(name) for name in attributes)
-    # type, id and tray come on top; a device takes 32.
+    # type, id and tray come on top. A device takes 32.
     assert len(attributes) + 3 <= 32

@@ -1,4 +1,4 @@
-"""Slices on an API server that drops fields it does not know: published once, said once, never in a loop."""
+"""Slices on an API server that drops unknown fields: published and reported once, never in a loop."""
 
 import asyncio
 
@@ -96,7 +96,7 @@ def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
 
 
 def test_a_slice_that_somebody_else_stripped_is_written_again():
-    """Only what the server itself answered to a write counts as all that it can keep."""
+    """Only the server's own answer to a write shows all that it can keep."""
 
     async def story():
         kube, plugin = FakeKube(), Plugin()

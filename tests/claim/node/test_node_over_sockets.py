@@ -62,7 +62,7 @@ def test_kubelet_hears_of_every_claim_and_why_one_failed(kit):
 
 @pytest.mark.slow
 def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypatch):
-    # The plugin gives up after three seconds; its caller has time to hear of it.
+    # The plugin gives up after three seconds. Its caller has time to hear of it.
     monkeypatch.setattr(run, "_MARGIN", HURRY.call - 3.0)
 
     async def story():
@@ -420,7 +420,7 @@ def test_a_claim_that_went_during_a_reboot_is_given_back_soon_after_the_api_serv
 
 @pytest.mark.parametrize("socket_of_theirs", ["dra.sock", "{driver}-reg.sock", "{driver}-8f1c-reg.sock"])
 def test_a_driver_of_another_project_keeps_its_sockets_and_slices(kit, socket_of_theirs):
-    """It holds no lock of ours. The last name is that of a driver of which two releases may run at a time."""
+    """It holds no lock of Rackloom. The last name is of a driver with two releases that may run at a time."""
     home = kit.places.plugins / kit.driver
     folder = home if socket_of_theirs == "dra.sock" else kit.places.registry
     theirs = folder / socket_of_theirs.format(driver=kit.driver)
@@ -441,7 +441,7 @@ def test_a_driver_of_another_project_keeps_its_sockets_and_slices(kit, socket_of
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(theirs))
         assert (await kit.api.list(RESOURCE_SLICE)).items == before
-        # It was killed, and left the socket: that keeps nobody out.
+        # It was killed, and left the socket, which blocks no other plugin.
         async with kit.plugin():
             pass
 

@@ -1,4 +1,4 @@
-"""Templates of nodes that do not exist: a claim gets on them what it gets on the real node."""
+"""Templates of nodes that do not exist: claims get the same devices on them as on the real node."""
 
 import asyncio
 import json
@@ -94,7 +94,7 @@ def devices_given(slices: tuple[ResourceSlice, ...], node: str, claim: ResourceC
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A node of a rack with our three plugins at work, and what they publish, as kubectl prints it."""
+    """A node of a rack with our three plugins at work, and their published objects as kubectl prints them."""
 
     async def look() -> tuple[str, str]:
         async with rack(tmp_path_factory.mktemp("rack")) as found:

@@ -1,4 +1,4 @@
-"""Slices: what the plan makes is what was wanted, in as few writes as there are differences."""
+"""Slices: the plan makes the wanted ones, in as few writes as there are differences."""
 
 import copy
 
@@ -79,7 +79,7 @@ class Server:
             for taint in device.get("taints", ()):
                 self.count += 1
                 taint.setdefault("timeAdded", f"t{self.count}")
-        # Kubernetes 1.34 writes the field out where there is nothing in it.
+        # Kubernetes 1.34 writes the field out even if it is empty.
         obj["spec"].setdefault("devices", None)
         return obj
 

@@ -8,7 +8,7 @@ from rackloom.claim.node.tasks import run_background
 
 
 async def _cancelled_twice() -> list[str]:
-    """What has ended once the context was cancelled, and again while it waited for its work to end."""
+    """The work that ended once the context was cancelled, and again while it waited for its work to end."""
     ended: list[str] = []
     may_end = asyncio.Event()
 

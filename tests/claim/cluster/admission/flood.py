@@ -1,6 +1,7 @@
-"""Two programs for the test of a flood: the webhook on loopback, and whoever wants to stop it.
+"""Two programs for the test of a flood: the webhook on loopback, and an attacker who wants to stop it.
 
-`serve CA` writes the authority's certificate to CA and prints the port; `attack PORT SECONDS` ends by itself.
+`serve CA` writes the authority's certificate to CA and prints the port. `attack PORT SECONDS` attacks for
+that long.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from pathlib import Path
 
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 8)]
 EACH = 120
-"""Connections that each address tries to have of each kind; there are five kinds."""
+"""Connections that each address tries to have of each kind. There are five kinds."""
 
 
 async def serve(authority: str) -> None:
@@ -91,7 +92,7 @@ KINDS = (no_handshake, idle, slow_head, big_body, pipelined)
 
 
 async def again(kind, address: str, port: int, until: float) -> None:
-    """For as long as the flood goes on: whoever is thrown out comes again."""
+    """Repeat for as long as the flood goes on: a client that is thrown out comes again."""
     while time.monotonic() < until:
         with suppress(OSError, EOFError, TimeoutError):
             async with asyncio.timeout(max(0.1, until - time.monotonic())):

@@ -97,7 +97,7 @@ class Site:
             await self.user.create(POD, obj)
 
     async def die_often(self, rng):
-        """One gatekeeper after the other; each lives for milliseconds and knows nothing of the last."""
+        """One gatekeeper after the other. Each lives for milliseconds and knows nothing of the last."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(rng.uniform(0.0, 0.03)):

@@ -1,4 +1,4 @@
-"""A flood from some addresses, while the API server asks from another: it is answered, in bounded memory."""
+"""A flood from some addresses. The API server, at another one, gets answers, and memory is bounded."""
 
 import asyncio
 import resource
@@ -24,14 +24,14 @@ from rackloom.serving.limits import HttpLimits
 FLOOD = Path(__file__).parent / "flood.py"
 SECONDS = 10.0
 TIMEOUT = 5.0
-"""The API server's own, as the manifests set it."""
+"""The API server's timeout, as the manifests set it."""
 BOUND_MIB = 320
 """Of the 512 that the manifests give it."""
 FILES = 8192
 
 
 def memory(process):
-    """Resident memory of a process in MiB, at most so far."""
+    """Peak resident memory of a process in MiB."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM"))
 
@@ -49,7 +49,7 @@ def running(*words, **more):
 
 
 async def asked(port, authority, until):
-    """How long each review took, each on a connection of its own; an error counts as never."""
+    """The seconds that each review took, each on a separate connection. An error counts as never."""
     context = ssl.create_default_context(cafile=str(authority))
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "m"}]}}
     took = []
@@ -158,7 +158,7 @@ SMALL = HttpLimits(
 
 
 async def hung(scope, receive, send):
-    """Answers what is read at once, and never what is asked at /hang."""
+    """Answers all requests at once, except those at /hang, which it never answers."""
     if scope["path"] == "/hang":
         await asyncio.Event().wait()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})

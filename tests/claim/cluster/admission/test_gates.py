@@ -1,4 +1,4 @@
-"""Which gated pods may go, and where: decided from what is there."""
+"""The gated pods that may go, and their clique, decided from the objects in the cluster."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ HERE = ClaimTemplateState(True, ChannelTemplate("uid-1"))
 
 
 def decided(pods, templates, clique=None):
-    """What happens to a group of pods of which the gated ones are looked at."""
+    """The decision about the gated ones in a group of pods."""
     values = tuple(decode_object(obj, PodObject) for obj in pods)
     gated = tuple(value for value in values if value.gate_index is not None)
     groups = {name: DomainPods(values, clique) for name, template in templates.items() if template.channel}

@@ -47,7 +47,7 @@ DRIVER = "rackloom-system"
 
 
 async def installed(kube=None):
-    """A fake API server with what deploy/kubernetes/webhook installs."""
+    """A fake API server with the objects of deploy/kubernetes/webhook."""
     kube = kube or FakeKube(namespaces=("team", DRIVER), now=time.time)
     api = DirectApi(kube, "admin")
     for name in (AUTHORITY_SECRET, SERVING_SECRET):
@@ -71,7 +71,7 @@ async def issued():
 
 
 async def trusted(api):
-    """What the API server trusts; the same for all webhooks."""
+    """The authorities that the API server trusts, the same for all webhooks."""
     bundles = {
         hook["clientConfig"].get("caBundle")
         for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK)
@@ -295,7 +295,7 @@ def test_an_empty_secret_is_no_certificate():
 
 
 async def served(port, authority):
-    """The serial number of the certificate that a new connection is shown, which `authority` vouches for."""
+    """The serial number of the certificate that a new connection gets, verified against `authority`."""
     context = ssl.create_default_context(cadata=authority)
     _, writer = await asyncio.open_connection("localhost", port, ssl=context)
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -365,7 +365,7 @@ def vouches(authority, identity):
 
 
 class Watched:
-    """An API that remembers in which order it was written to."""
+    """An API that records the order of its writes."""
 
     def __init__(self, api):
         self.api = api

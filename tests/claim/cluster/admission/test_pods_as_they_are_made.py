@@ -1,4 +1,4 @@
-"""What the webhook does with a pod as it is made: let it be, hold it up, or wait for its ComputeDomain."""
+"""The webhook's treatment of new pods: it lets them be, gates them, or waits for their ComputeDomain."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ def test_the_own_namespace_and_kube_system_are_left_alone():
                 obj = pod("p", gated=False)
                 obj["metadata"]["namespace"] = namespace
                 made = await found.user.create(POD, obj)
-                # The API server itself says how long the pod stays on a node that is unwell.
+                # The API server itself sets how long the pod stays on a node that is unwell.
                 assert {**made["spec"], "tolerations": None} == {**obj["spec"], "tolerations": None}
 
     event_loop.run_simulation(0, run)

@@ -1,4 +1,4 @@
-"""New pods: what is added to them, once and not twice, and what is reported about them."""
+"""Reviews of new pods: fields are added once and not twice, and problems are reported."""
 
 import contextlib
 

@@ -91,7 +91,7 @@ class ControllerApi(Mortal):
 class Behind(ControllerApi):
     """A controller's API client whose first list of one kind is old, and whose watch of it is silent.
 
-    That is what a follower sees of a server whose cache lags. What is asked later is answered truly.
+    That is a follower's view of a server whose cache lags. Later requests get true answers.
     """
 
     def __init__(self, kube, user, kind, old):
@@ -113,7 +113,7 @@ class Behind(ControllerApi):
 
 
 class Job:
-    """Pods by name; a missing pod is created again, as by the MPI operator."""
+    """Pods by name. A missing pod is created again, as by the MPI operator."""
 
     def __init__(
         self,
@@ -165,11 +165,11 @@ class Job:
         return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims}}
 
     async def succeed(self, name):
-        """A pod ends well: this job makes it not again, since it is still there."""
+        """A pod ends well. This job does not make it again, since it is still there."""
         await self._say(name, "Succeeded")
 
     async def fail(self, name):
-        """A pod fails; it is still there too, until the job makes it `again`, under another name."""
+        """A pod fails. It also stays there until the job makes it `again`, under another name."""
         await self._say(name, "Failed")
 
     async def again(self, name):
@@ -189,7 +189,7 @@ class Job:
 
 
 class GangSite:
-    """Racks `r0`, `r1`... with trays `r0-t0`...; `start` begins a controller, `kill` ends it."""
+    """Racks `r0`, `r1`... with trays `r0-t0`... `start` begins a controller, `kill` ends it."""
 
     def __init__(self, racks, trays, seed=1, kueue=WITHOUT_KUEUE, **chosen):
         self.kueue = kueue
@@ -231,7 +231,7 @@ class GangSite:
         await self.user.create(NODE, {"metadata": {"name": name, "labels": labels}, "status": status})
 
     async def label_trays(self):
-        """So that pods may choose one."""
+        """Label the trays, so that pods may choose one."""
         for name in self.trays:
             await self.user.patch(NODE, name, None, {"metadata": {"labels": {"tray": name}}})
 
@@ -368,7 +368,7 @@ def run(story, seed=1):
 
 
 async def planned(site, gang):
-    """The plan of a gang in the moment in which it is recorded."""
+    """The plan of a gang at the moment when it is recorded."""
     async with asyncio.timeout(60):
         while True:
             with suppress(NotFound):

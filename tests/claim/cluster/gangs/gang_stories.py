@@ -1,4 +1,4 @@
-"""How stories about gangs begin and end, and what many of them wait for."""
+"""The beginnings and ends of stories about gangs, and the conditions that many of them wait for."""
 
 import asyncio
 from contextlib import suppress
@@ -34,7 +34,7 @@ async def at_work(racks, trays, **how):
 
 
 async def bound_job(site, name, sizes, **how):
-    """A job of which all pods have their tray."""
+    """A job after all its pods got their trays."""
     job = site.job(name, sizes, **how)
     await site.until(lambda: site.is_bound(name, sum(sizes.values())))
     return job
@@ -49,7 +49,7 @@ async def over(site, *jobs):
 
 
 def watch_bindings(site):
-    """Which nodes each seat was bound to, in order."""
+    """The nodes that each seat was bound to, in order."""
     found, honest = {}, site.kube.bind
 
     def noted(key, node, uid, **asked):
@@ -62,7 +62,7 @@ def watch_bindings(site):
 
 
 async def until_dead_and_again(site, last):
-    """Start a controller that dies after its write number `last`, if it makes so many, then another."""
+    """Start a controller that dies after its write number `last`, if it gets that far, then another."""
     site.start(last)
     with suppress(TimeoutError):
         async with asyncio.timeout(90):

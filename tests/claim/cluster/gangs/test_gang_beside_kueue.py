@@ -87,7 +87,7 @@ def test_without_kueue_gangs_are_placed_all_the_same():
 
 
 async def add_domain(site, spares, template="channel"):
-    """A ComputeDomain that has quota for so many spares."""
+    """A ComputeDomain that has quota for `spares` spare nodes."""
     spec = {"channel": {"resourceClaimTemplate": {"name": template}}}
     meta = {"name": "domain", "namespace": TEAM, "labels": {QUEUE_LABEL: "q"}}
     uid = (await site.user.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec}))["metadata"]["uid"]
@@ -127,7 +127,7 @@ def test_gangs_keep_no_more_spares_than_their_compute_domain_has_quota_for():
         assert "its ComputeDomains, by their quota, may keep 1 more" in message
         assert "set annotation rackloom.dev/gang-spares to 1" in message
         await second.end()
-        # What it shares is no channel.
+        # The shared claim here is no channel.
         other = await bound_job(site, "other", {"worker": 2}, spares=2, templates=["nics"])
         third = await bound_job(site, "third", {"worker": 2}, spares=1, **how)
         await over(site, first, other, third)

@@ -1,4 +1,4 @@
-"""A controller that dies after any of its writes: the next one finishes what was recorded, nothing leaks."""
+"""A controller that dies after any of its writes: the next one finishes the recorded work, nothing leaks."""
 
 import asyncio
 

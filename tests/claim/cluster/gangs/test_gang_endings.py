@@ -205,7 +205,7 @@ def test_a_job_that_is_made_anew_does_not_start_on_the_rest_of_the_trays():
         places = await site.places("big")
         await job.succeed("big-worker-0")
         await site.until(holds(site, {node for name, node in places.items() if name != "big-worker-0"}))
-        # All of its pods are asked to go; one after the other is gone, and the new job's pods come meanwhile.
+        # All of its pods are to end. One after the other is gone, while the new job's pods come.
         job.is_wanted = False
         for name in sorted(places):
             await site.user.patch(POD, name, TEAM, {"metadata": {"finalizers": ["test/hold"]}})
@@ -226,7 +226,7 @@ def test_a_job_that_is_made_anew_does_not_start_on_the_rest_of_the_trays():
 
 
 async def all_but_one(site, *, spares=0, **how):
-    """A gang of four of which three succeeded and the last failed; the job, and the tray of the last."""
+    """A gang of four, three succeeded and the last failed. Returns the job and the tray of the last."""
     job = await running(site, spares=spares, **how)
     places = await site.places("big")
     await all_but_one_end(job)

@@ -42,7 +42,7 @@ def test_a_tray_that_cannot_be_read_is_not_lost():
         site = await at_work(racks=1, trays=6)
         job = await bound_job(site, "big", {"worker": 4})
         before = await site.places("big")
-        # It stands for a field that is newer than this program: a real API server takes no such amount.
+        # It stands for a field that is newer than this program: no real API server takes such an amount.
         many = {"status": {"allocatable": {"nvidia.com/gpu": "many"}}}
         await site.user.patch(NODE, before["big-worker-1"], None, many, subresource="status")
         lost = before["big-worker-2"]
@@ -188,7 +188,7 @@ def test_a_tray_that_is_lost_while_its_member_moves_to_it_is_left_again():
 
 
 def test_pods_of_which_the_scheduler_says_nothing_are_let_be():
-    """A scheduler that is away for longer than a pod may take is no trouble of any tray."""
+    """A scheduler that is away for longer than a pod may wait is no trouble of any tray."""
 
     async def story():
         site = await at_work(racks=1, trays=5)

@@ -1,4 +1,4 @@
-"""Whom the controller asks about the pods of a gang, and how often."""
+"""The owners that the controller reads for the pods of a gang, and how often."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""An MPIJob that is over: its trays are released, also where its status is late and the controller dies."""
+"""An MPIJob that is over: its trays are released, also if its status is late and the controller dies."""
 
 import asyncio
 from contextlib import suppress
@@ -19,7 +19,7 @@ WORKERS = [f"big-worker-{number}" for number in range(3)]
 
 
 class MpiJob(Job):
-    """Launcher and workers as the operator makes them, workers anew until the job is over."""
+    """Launcher and workers as the operator makes them, with new workers until the job is over."""
 
     launcher = None
 
@@ -66,7 +66,7 @@ class MpiJob(Job):
 
 
 async def running(last=None):
-    """All of the job runs, each pod on a tray of its own."""
+    """All of the job runs, each pod on a separate tray."""
     site = GangSite(racks=1, trays=4, seed=last or 1)
     site.kube.serve(MPI_JOB, TypeSchema(status=True))
     await site.begin()

@@ -1,4 +1,4 @@
-"""What pods that run require of others is kept on the trays that are chosen, as kube-scheduler keeps it."""
+"""The chosen trays meet the rules of running pods about their neighbours, as kube-scheduler enforces them."""
 
 import pytest
 from tests.claim.cluster.gangs.gang_site import TEAM, run
@@ -20,7 +20,7 @@ SITE = {
     "r2-t0": {CLIQUE: "u.r2"},
     "cpu": {ZONE: "east"},
 }
-"""Labels of nodes; `cpu` is no tray."""
+"""Labels of nodes. `cpu` is no tray."""
 
 
 def pod(name, labels, namespace=TEAM, node=None, *, apart=()):

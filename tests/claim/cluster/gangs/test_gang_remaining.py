@@ -1,4 +1,4 @@
-"""How many pods of a gang are still to come, according to their Jobs; and when the Jobs are read."""
+"""The number of a gang's pods still to come, according to their Jobs, and when the Jobs are read."""
 
 import asyncio
 from contextlib import suppress
@@ -73,7 +73,7 @@ def test_the_whole_gang_is_waited_for_where_one_of_its_owners_does_not_say(other
 
 
 def test_a_job_that_is_over_makes_none_unless_it_was_over_when_the_others_were_made():
-    """Then it is of an earlier run, and another one of its kind is still to come."""
+    """It is then of an earlier run, and another one of its kind is still to come."""
     pods = (pod("done", "one", "a", "Succeeded"), WAITING[1])
     over, later = job(2, succeeded=2, is_ending=True, over_since=T1), job(3, succeeded=2)
     assert sizes(pods, one=over, two=later) == {"b": 1}
@@ -87,7 +87,7 @@ def test_a_job_that_was_suspended_is_waited_for():
 
 
 def waited(seconds, members=WAITING, **how):
-    """What is decided about pods that wait for others for so long."""
+    """The decision about pods that have waited for others for `seconds`."""
     snapshot = view_of(members, **how)
     begun = Condition(
         type="Placed", status="False", reason="WaitingForMembers", message="", last_transition_time=T0

@@ -15,7 +15,7 @@ V1, BETA = DEVICE_TAINT_RULES[:2]
 
 
 async def claiming_site(racks, trays, kind=None):
-    """GPUs are claimed, and the server serves DeviceTaintRules of this kind; None: it serves none."""
+    """GPUs are claimed, and the server serves DeviceTaintRules of this kind, or none if it is None."""
     site = await opened(racks=racks, trays=trays)
     if kind is not None:
         site.kube.serve(kind, TypeSchema(status=True, generation=True))

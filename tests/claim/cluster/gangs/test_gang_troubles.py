@@ -132,7 +132,7 @@ def test_a_refusal_names_no_job_of_another_namespace():
 
 
 def test_a_search_does_not_keep_the_loop(monkeypatch):
-    """The loop renews the lease of the leader; an hour of virtual time would not show what it waits for."""
+    """The loop renews the lease of the leader. A run in virtual time would not show that it waits."""
     asked, search = [], placement.plan_or_refuse
 
     def noted(where, gang, refusal):

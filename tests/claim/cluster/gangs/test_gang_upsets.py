@@ -1,4 +1,4 @@
-"""What people and machines do to a gang on its way: no tray is given to two, and nothing is left behind."""
+"""People and machines disturb a gang on its way: no tray is given to two, and nothing is left behind."""
 
 import asyncio
 
@@ -40,7 +40,7 @@ def test_a_namespace_that_is_deleted_under_a_gang_leaves_no_taint():
         job = await bound_job(site, "big", {"worker": 4})
 
         async def terminating(review):
-            """As the API server does in a namespace that ends: nothing new, events neither."""
+            """Refuse new objects, also events, as the API server does in a namespace that ends."""
             if review.operation == "CREATE" and review.kind in (POD, GANG_PLAN, EVENT):
                 raise Rejected(403, "Forbidden", "namespace team is being terminated")
 
@@ -76,7 +76,7 @@ def test_a_tray_that_is_cordoned_on_the_way_is_not_waited_for(moment):
 
 
 def test_a_pod_that_is_made_anew_while_its_node_is_gone_keeps_its_gate():
-    """Let go, it could only be deleted again, to go elsewhere."""
+    """If it were let go, it could only be deleted again, to go elsewhere."""
 
     async def story():
         site = await at_work(racks=1, trays=4)
@@ -97,7 +97,7 @@ def test_a_pod_that_is_made_anew_while_its_node_is_gone_keeps_its_gate():
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
 def test_a_leader_whose_clock_is_an_hour_off_does_not_hold_up_the_gang(ahead):
-    """The one before it wrote down when the trays were reserved, by a clock of its own."""
+    """The leader before it recorded by its clock when the trays were reserved."""
 
     async def story():
         site = await at_work(racks=1, trays=4)

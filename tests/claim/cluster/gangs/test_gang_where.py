@@ -1,4 +1,4 @@
-"""Gangs with node rules and anti-affinity: placed accordingly, or refused with what is in the way."""
+"""Gangs with node rules and anti-affinity: placed accordingly, or refused with the obstacle."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def on(*trays):
 
 
 def asking(job, **spec):
-    """Its pods carry this from now on, all or those of a group (`worker={…}`)."""
+    """From now on its pods carry this: all of them, or those of a group (`worker={…}`)."""
     honest = job.pod
 
     def pod(group, number):

@@ -1,7 +1,7 @@
-"""A fake cluster with Kueue's types and what Kueue does with a check, under virtual time.
+"""A fake cluster with Kueue's types and Kueue's handling of a check, under virtual time.
 
-`SimulatedKueue` has quota for everything: it reserves quota, sets checks to Pending, and does what the states
-of checks ask for, as kueue.x-k8s.io/v1beta2 is implemented in 0.19.
+`SimulatedKueue` has quota for everything: it reserves quota, sets checks to Pending, and acts on the states
+of checks, as kueue.x-k8s.io/v1beta2 is implemented in 0.19.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class KueueSite:
             await self.user.create(RESOURCE_SLICE, {"metadata": {"name": f"{name}-{driver}"}, "spec": spec})
 
     async def make_template(self, name, **counts):
-        """A claim template for so many devices of each driver."""
+        """A claim template with a number of devices of each driver."""
         requests = [
             {
                 "name": f"of-{number}",
@@ -147,7 +147,7 @@ class KueueSite:
         return await self.user.get(WORKLOAD, name, namespace)
 
     async def check(self, name, namespace=TEAM, check=CHECK):
-        """The state of the check on a workload; empty where there is none."""
+        """The state of the check on a workload. Empty if there is none."""
         checks = ((await self.workload(name, namespace)).get("status") or {}).get("admissionChecks") or ()
         return next((entry for entry in checks if entry["name"] == check), {})
 
@@ -189,7 +189,7 @@ def pod_set(
 
 
 class SimulatedKueue:
-    """Quota for everything, and what follows from the states of checks. `flavor`: of all pod sets."""
+    """Quota for everything, and the consequences of checks' states. `flavor` is that of all pod sets."""
 
     def __init__(self, site, *, makes_pods=False, flavor=None):
         self.site, self.makes_pods, self.flavor = site, makes_pods, flavor

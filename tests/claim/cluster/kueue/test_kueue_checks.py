@@ -1,4 +1,4 @@
-"""Workloads that wait for a check of ours: admitted with a plan, told to wait, or refused for good."""
+"""Workloads that wait for our check: admitted with a plan, put off, or refused for good."""
 
 import asyncio
 import json
@@ -212,7 +212,7 @@ def test_nothing_is_ready_while_the_cluster_cannot_be_read():
 
 
 class Blind(DirectApi):
-    """Pods cannot be listed: whatever is planned would be planned on a guess."""
+    """Pods cannot be listed, so any plan would be a guess."""
 
     is_blind = True
 
@@ -239,7 +239,7 @@ def test_a_workload_that_changes_meanwhile_is_decided_again():
 
 
 class Meddling(DirectApi):
-    """Somebody changes a workload between each first reading and writing of it."""
+    """Another client changes a workload between each first read and write of it."""
 
     conflicts = 0
 

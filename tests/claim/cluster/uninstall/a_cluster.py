@@ -1,7 +1,7 @@
-"""A cluster with an installation in any state, on the fake API server, and what must hold while it goes.
+"""A cluster with an installation in any state, on the fake API server, and the invariants of its removal.
 
-What is installed is read from deploy/kubernetes. Everything that is not ours carries the annotation
-`stranger`; a write to it fails the test, and so does a step before its turn.
+The installed objects are read from deploy/kubernetes. All foreign objects carry the annotation `stranger`. A
+write to one of them fails the test, and so does a step before its turn.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ KINDS = {
 
 @cache
 def shipped(overlay: str) -> tuple[tuple[ResourceKind, Object], ...]:
-    """What an overlay installs, as kustomize would label and place it; the namespace first."""
+    """The objects of an overlay, as kustomize would label and place them, with the namespace first."""
     found = []
     for path in sorted((DEPLOY / overlay).glob("*.yaml")):
         for obj in yaml.load_all(path.read_text(), yaml.CSafeLoader):
@@ -112,7 +112,7 @@ def shipped(overlay: str) -> tuple[tuple[ResourceKind, Object], ...]:
 
 
 class Cluster:
-    """One fake API server. `as_` gives a client of any name; kubelets end pods that are being deleted."""
+    """One fake API server. `as_` gives a client of any name. Kubelets end pods that are being deleted."""
 
     def __init__(self, seed: int = 1) -> None:
         self.kube = FakeKube(namespaces=("default", TEAM, NVIDIA), seed=seed)
@@ -136,7 +136,7 @@ class Cluster:
     async def install(
         self, *overlays: str, only: Collection[tuple[str, str]] = (), release: str | None = None
     ) -> None:
-        """All of some overlays, or `only` these objects, by kind and name; by a Helm release, as it says."""
+        """Apply some overlays, or `only` these objects (kind, name), marked as of a Helm `release`."""
         for overlay in overlays:
             for kind, obj in copy.deepcopy(shipped(overlay)):
                 if release:
@@ -145,11 +145,11 @@ class Cluster:
                     await self.user.create(kind, obj)
 
     async def look(self) -> ClusterInventory:
-        """What the command sees."""
+        """The inventory that the command sees."""
         return await self.reader().read()
 
     def reader(self, release: str | None = None) -> InventoryReader:
-        """What the command looks with."""
+        """The reader that the command uses."""
         types = ServedTypes(kinds=tuple(self.kube.schemas))
         return InventoryReader(self.as_(US), types, DRIVER, loop_wall_time, release)
 
@@ -168,7 +168,7 @@ class Cluster:
         return await self.as_(by).create(kind, obj)
 
     async def _kubelets(self) -> None:
-        """Pods whose deletion was asked for end; those with claims only while there is an IMEX plugin."""
+        """Deleted pods end. Those with claims end only while there is an IMEX plugin."""
         while True:
             await asyncio.sleep(0.5)
             sets = self.kube.store.all(DAEMON_SET)
@@ -184,7 +184,7 @@ class Cluster:
                     )
 
     def foreign_objects(self) -> dict[str, Object]:
-        """Everything that is not ours, without what the server counts."""
+        """Everything that is not ours, without the counters of the server."""
         return {
             f"{kind.kind} {obj['metadata'].get('namespace')}/{obj['metadata']['name']}": _plain(obj)
             for kind in self.kube.schemas
@@ -193,7 +193,7 @@ class Cluster:
         }
 
     def ours(self) -> list[str]:
-        """What is left of us, by our names, labels, finalizers, taints and types."""
+        """Our remaining objects, by our names, labels, finalizers, taints and types."""
         return [
             f"{kind.kind} {obj['metadata'].get('namespace')}/{obj['metadata']['name']}"
             for kind in self.kube.schemas
@@ -203,7 +203,7 @@ class Cluster:
 
 
 class Judge:
-    """An admission hook: what we write is ours, and in order."""
+    """An admission hook: we write only our objects, and in order."""
 
     def __init__(self, kube: FakeKube) -> None:
         self._kube = kube
@@ -212,7 +212,7 @@ class Judge:
         """Names of device classes and definitions that are to stay."""
 
     async def __call__(self, review: AdmissionReview) -> None:
-        """Raises AssertionError for a write that must not be."""
+        """Raises AssertionError if a write is forbidden."""
         if review.user != US:
             return
         old = review.old or {}
@@ -335,7 +335,7 @@ async def claim_of(
 
 
 async def tray(cluster: Cluster, name: str, **labels: str) -> Object:
-    """A node with a label and a taint of others."""
+    """A node with a foreign label and a foreign taint."""
     taint = {"key": "example.com/other", "effect": "NoSchedule"}
     made = {"metadata": {"name": name, "labels": {"zone": "a", **labels}}, "spec": {"taints": [taint]}}
     return await cluster.put(NODE, made)
@@ -350,7 +350,7 @@ async def slice_of(cluster: Cluster, driver: str, pool: str, *, by: str, **meta:
 
 
 async def domain_of(cluster: Cluster, name: str, *, namespace: str = TEAM, **labels: str) -> str:
-    """A ComputeDomain with all that the controller and the plugin made for it; its UID."""
+    """A ComputeDomain with all that the controller and the plugin made for it. Returns its UID."""
     controller = "rackloom-controller"
     spec = {"channel": {"resourceClaimTemplate": {"name": f"channel-{name}"}}}
     meta = {"name": name, "namespace": namespace, "labels": labels}
@@ -403,7 +403,7 @@ async def belongings(cluster: Cluster, uid: str, namespace: str, template: str, 
 
 
 async def plan_of(cluster: Cluster, name: str, *trays: str) -> str:
-    """A GangPlan, and the taints of its trays; the UID."""
+    """A GangPlan, and the taints of its trays. Returns its UID."""
     meta = {"name": name, "namespace": TEAM, "finalizers": [GANG_FINALIZER]}
     made = await cluster.put(GANG_PLAN, {"metadata": meta, "spec": {}}, "rackloom-controller")
     uid = str(made["metadata"]["uid"])
@@ -467,7 +467,7 @@ def _marks(kind: ResourceKind, obj: Object) -> Iterator[bool]:
 
 
 async def on_a_cluster(story: Callable[[Cluster], Awaitable[T]]) -> T:
-    """Run a story on a cluster of its own."""
+    """Run a story on a fresh cluster."""
     cluster = Cluster()
     try:
         return await story(cluster)

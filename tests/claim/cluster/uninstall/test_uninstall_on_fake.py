@@ -72,7 +72,7 @@ STATES = st.fixed_dictionaries(
         "deaths": st.lists(st.integers(0, 12), max_size=6),
     }
 )
-"""What is there of an installation, and after how many writes the command dies each time."""
+"""The parts of an installation that exist, and the writes after which the command dies each time."""
 
 
 def run(story: Any, seed: int = 1) -> Any:
@@ -80,7 +80,7 @@ def run(story: Any, seed: int = 1) -> Any:
 
 
 async def add_foreign_objects(cluster: Cluster) -> None:
-    """What others have, as near to ours as it gets."""
+    """Foreign objects, as similar to ours as possible."""
     label = {"app.kubernetes.io/part-of": "rackloom"}
     helm = {"meta.helm.sh/release-name": "nvidia"}
     selectors = {"selectors": [{"cel": {"expression": "device.driver == 'example.com'"}}]}
@@ -139,7 +139,7 @@ async def warm(cluster: Cluster) -> None:
 
 
 async def wreck(cluster: Cluster, state: dict[str, Any]) -> None:
-    """Somebody has deleted some of it by hand, or all with `kubectl delete -k deploy/kubernetes/base`."""
+    """A user has deleted some of it by hand, or all with `kubectl delete -k deploy/kubernetes/base`."""
     installed = [
         (kind, obj)
         for kind in cluster.kube.schemas
@@ -191,7 +191,7 @@ class Died(Exception):
 @given(state=STATES)
 @settings(max_examples=40)
 def test_from_any_state_it_ends_with_nothing_of_ours_and_all_of_others(state: dict[str, Any]) -> None:
-    """Also where it died again and again, at any write; the judge of the cluster watches each write."""
+    """It may have died again and again, at any write. The judge of the cluster watches each write."""
 
     async def story(cluster: Cluster) -> None:
         await built(cluster, state)
@@ -377,7 +377,7 @@ def test_pods_whose_plugin_is_gone_hold_nothing_and_are_told_of() -> None:
 
 
 def test_nvidias_driver_keeps_its_domains_classes_and_definitions() -> None:
-    """Both are here: only what our controller made goes, and what both use stays."""
+    """Both are here: only objects that our controller made go, and shared ones stay."""
 
     async def story(cluster: Cluster) -> None:
         await cluster.install("base")

@@ -56,7 +56,7 @@ case "$command" in
   *) echo "$command" >> "$LOG" ;;
 esac
 """
-# Runs the command without a namespace: not everybody who runs the tests may make one.
+# Runs the command without a namespace: not every user who runs the tests may make one.
 UNSHARE = """#!/bin/sh
 shift 4
 exec sh -c 'shift; exec nvidia-cuda-mps-control -d "$@"' "$@"
@@ -64,7 +64,7 @@ exec sh -c 'shift; exec nvidia-cuda-mps-control -d "$@"' "$@"
 
 
 class GpuKit:
-    """`kit` is the node without a plugin; `root` holds what the GPUs' side of it has on disk."""
+    """`kit` is the node without a plugin. `root` has the files of its GPUs."""
 
     def __init__(self, kit: Any, root: Path, programs: Path, profile: str = H100) -> None:
         self.kit, self.api, self.root, self.programs = kit, kit.api, root, programs
@@ -90,7 +90,7 @@ class GpuKit:
 
     @property
     def log(self) -> list[str]:
-        """What was asked of the driver's programs, in order."""
+        """The commands for the driver's programs, in order."""
         path = self.programs / "log"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -103,7 +103,7 @@ class GpuKit:
 
     def declare(self, inventory: DeclaredInventory) -> None:
         self.inventory = inventory
-        # Whole or not at all, as whoever changes it under a running plugin has to.
+        # Whole or not at all, as in any change under a running plugin.
         partial = self.inventory_file.with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(inventory))
         partial.replace(self.inventory_file)
@@ -115,7 +115,7 @@ class GpuKit:
         self.declare(msgspec.structs.replace(self.inventory, gpus=tuple(gpus)))
 
     def discovered(self) -> Machine:
-        """What discovery finds; nothing of it changes while a test runs."""
+        """The devices that discovery finds. They do not change while a test runs."""
         return _discovered(self.sysroot, self._vendor, self._declared)
 
     def view(self) -> GpuMonitor:
@@ -141,7 +141,7 @@ class GpuKit:
         return GpuPlugin(self.api, settings, view or self.view(), programs, self.driver, launcher=launcher)
 
     async def claim(self, name: str, *devices: str, configs: Any = (), **result: Any) -> PodClaim:
-        """A claim for the devices, each by a request of its own: `r0`, `r1`..."""
+        """A claim for the devices, each by a separate request: `r0`, `r1`..."""
         results = [
             {"request": f"r{i}", "driver": GPU_DRIVER, "pool": self.kit.node, "device": device, **result}
             for i, device in enumerate(devices)

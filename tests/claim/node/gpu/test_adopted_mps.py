@@ -27,7 +27,7 @@ from rackloom.lab.virtual.event_loop import run_simulation
 
 
 async def start_daemon(api: Any, home: Path, daemon: AdoptedMpsDaemon) -> None:
-    """What NVIDIA's driver makes for a claim, but for the mount."""
+    """Make the objects of NVIDIA's driver for a claim, except the mount."""
     try:
         await api.get(NAMESPACE, NVIDIA)
     except NotFound:
@@ -111,7 +111,7 @@ def test_killed_at_any_point_the_daemon_ends_with_its_claim(ending: Any, make_gp
 
 
 class Forbidding:
-    """An API server for who may not delete Deployments."""
+    """An API server for an account that may not delete Deployments."""
 
     def __init__(self, api: Any) -> None:
         self._api = api
@@ -169,7 +169,7 @@ def test_after_a_reboot_the_claim_has_nothing_of_nvidias_driver_any_more(make_gp
             node = nvidia_files.Node(lives.kit.places.plugins.parent, boot_id="boot-2")
             (blocked,) = plan_way_back(node.places, GPU_DRIVER).blocked
             assert blocked.why == "NVIDIA's driver would not undo the sharing that was set up for it"
-            # Who has ended all daemons of NVIDIA's driver may take the right away.
+            # An administrator may take the right away once all daemons of NVIDIA's driver have ended.
             plugin: Any = plugin_process.requests.preparer.plugin
             plugin._adopted._api = Forbidding(lives.gpus.api)
             await lives.unprepare(plugin_process, claim)

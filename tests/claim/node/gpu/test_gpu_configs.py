@@ -1,4 +1,4 @@
-"""Configurations that nobody would write, for the devices of a claim."""
+"""Absurd configurations for the devices of a claim."""
 
 import asyncio
 import random
@@ -63,7 +63,7 @@ def anything(rng, depth=0):
 
 
 def written(rng):
-    """Mostly near to a good one: nonsense all through is refused at its first word."""
+    """Mostly close to a good one: complete nonsense is refused at its first word."""
     kind = rng.choice(("GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"))
     strategy = rng.choice(("TimeSlicing", "MPS"))
     mps = {rng.choice(WORDS): anything(rng) for _ in range(rng.randrange(3))}
@@ -94,7 +94,7 @@ def test_ten_thousand_configs_are_understood_or_refused():
 
 
 def test_a_gpu_that_went_away_is_waited_for(gpus):
-    """And what cannot be read says why, without a word about GPUs that are not known to be gone."""
+    """An unreadable file is reported with its reason. No word about GPUs that are not known to be gone."""
 
     async def story():
         view = gpus.view()

@@ -67,9 +67,9 @@ class Driver:
 
 
 class LatePod:
-    """The launcher in a pod of its own. What it was asked for comes to pass also when the plugin is gone.
+    """The launcher in a separate pod. It carries out its requests even if the plugin is gone.
 
-    It does so as late as it can: when somebody waits for it, or never again asks.
+    It does so as late as possible: when a caller waits for it, or never makes another request.
     """
 
     def __init__(self, driver):

@@ -1,4 +1,4 @@
-"""What is published of a node's GPUs, for every machine and within the API's limits."""
+"""The published devices of a node's GPUs, for every machine and within the API's limits."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""MPS daemons, where they are started, and the programs by which they are ruled."""
+"""MPS daemons, the places of their start, and the programs that control them."""
 
 import asyncio
 import os
@@ -161,7 +161,7 @@ def test_why_a_daemon_does_not_start_in_the_pod_is_told(home, log, programs):
 
 
 def test_what_is_under_way_is_waited_for_before_a_daemon_is_ended(home, log, programs):
-    """Also what was asked for by a plugin that did not live to see it."""
+    """Also requests of a plugin that did not live to see the result."""
     slowly = programs / "unshare"
     slowly.write_text(slowly.read_text().replace("shift 4", "sleep 0.5; shift 4"))
 
@@ -188,7 +188,7 @@ def test_what_is_under_way_is_waited_for_before_a_daemon_is_ended(home, log, pro
     ],
 )
 def test_a_request_is_answered_by_one_line_and_what_is_none_by_nothing(home, line, reply):
-    """Of another release too, with fields that are not known."""
+    """Also requests of another release, with unknown fields."""
 
     async def story():
         async with launcher_pod(home) as launcher:
@@ -243,7 +243,7 @@ def test_a_program_is_heard_out(programs):
 
 
 def test_a_daemon_that_does_not_answer_in_time_is_not_taken_for_gone(home):
-    """It holds its GPUs, and whoever finds its directories gone would start another."""
+    """It holds its GPUs. A plugin that finds its directories gone would start another."""
 
     class Hanging(DriverPrograms):
         async def run(self, *command, **_):

@@ -14,7 +14,7 @@ NOWHERE = Path("/nowhere")
 
 
 class Library:
-    """Two GPUs, the second in MIG mode; handles are numbers, that of a MIG device is text."""
+    """Two GPUs, the second in MIG mode. Handles are numbers, but that of a MIG device is text."""
 
     def __init__(self, monkeypatch):
         self.lost = set()

@@ -25,7 +25,7 @@ def config(kind="GpuConfig", source="FromClaim", requests=(), **fields):
 
 
 def reported(gpus, work, in_pod=False):
-    """Run `work(one, kubelet)` with a plugin that kubelet has registered; MPS daemons by a pod of theirs."""
+    """Run `work(one, kubelet)` with a registered plugin, and its MPS daemons in a pod if `in_pod`."""
 
     async def story():
         await gpus.kit.boot()
@@ -259,7 +259,7 @@ def test_a_gpu_for_a_virtual_machine_is_given_by_its_group(gpus, read_specs):
     listed.mkdir()
     (listed / "0000:41:00.0").symlink_to("../../../devices/pci0000:40/0000:41:00.0")
     gpus.vfio_root = gpus.root / "vfio-host"
-    # Not everybody may make device files; any character device will do.
+    # Not every user may make device files. Any character device will do.
     (gpus.root / "dev/vfio").mkdir(parents=True)
     (gpus.root / "dev/vfio/17").symlink_to("/dev/null")
     null_mode = stat.S_IMODE(Path("/dev/null").stat().st_mode)

@@ -1,4 +1,4 @@
-"""GPUs of which several claims get a share: what is published, what is allocated, what is refused."""
+"""GPUs that several claims share: the published, allocated and refused shares."""
 
 import msgspec
 import pytest

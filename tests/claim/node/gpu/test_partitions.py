@@ -1,7 +1,7 @@
 """GPUs of which MIG devices are made on demand, on a stand-in for NVML that keeps them as the driver does.
 
-The stand-in (tests/node/driver/nvml.c) is loaded by NVIDIA's own Python bindings. What a real GPU does beyond
-NVML's published interface is not shown here.
+NVIDIA's own Python bindings load the stand-in (tests/node/driver/nvml.c). It does not show a real GPU's
+behaviour beyond NVML's published interface.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ def test_a_gpu_that_needs_a_reset_is_partitioned_only_in_mig_mode(driver, monkey
         source.make(small, began=False)
 
 
-# What is published.
+# Publishing.
 
 
 def watched(driver: Path, *, dynamic_mig: bool = True) -> GpuMonitor:
@@ -165,7 +165,7 @@ def watched(driver: Path, *, dynamic_mig: bool = True) -> GpuMonitor:
 
 
 class Nowhere:
-    """A machine whose PCIe tree is not known."""
+    """A machine with an unknown PCIe tree."""
 
     gpus: tuple[Any, ...] = ()
     nics: tuple[Any, ...] = ()
@@ -210,7 +210,7 @@ def test_the_whole_draws_all_and_a_part_its_share(driver, monkeypatch):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(order=st.permutations(range(25)))
 def test_whatever_the_counters_allow_together_the_driver_makes(driver, order):
-    """The scheduler counts, and never asks the GPU."""
+    """The scheduler counts, and never queries the GPU."""
     reset(driver)
     source = NvmlGpus(driver, dynamic_mig=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -366,7 +366,7 @@ def test_a_claim_gets_the_files_of_its_mig_device_and_nothing_stays(node):
         entry = process.checkpoint.claims[claim.uid]
         assert entry.record["uuids"] == {MIDDLE: made.uuid}
         assert entry.devices[0].kind == "mig"
-        # What is published does not change while MIG devices come and go.
+        # The published slices do not change while MIG devices come and go.
         await process._plugin._monitor.observe()
         await process.publisher.publish()
         assert (await node.api.list(RESOURCE_SLICE)).items == slices
@@ -435,7 +435,7 @@ def test_whoever_observes_a_gpu_does_not_keep_it_from_being_divided(node):
 
 @pytest.mark.slow
 def test_a_claim_that_is_given_up_while_its_device_is_made_leaves_none(node, monkeypatch):
-    """NVML cannot be cut off: whatever follows waits for it."""
+    """NVML cannot be cut off: later steps wait for it."""
     entered, create = threading.Event(), pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
 
     def slow(*args):

@@ -1,7 +1,7 @@
 """GPUs that a claim takes from NVIDIA's driver for a virtual machine, and gives back.
 
-`PciBus` stands in for the kernel: it does what writes to the files of /sys/bus/pci do. The real kernel has a
-function of another kind in `test_binding_in_the_kernel.py`.
+`PciBus` stands in for the kernel: it acts on writes to the files of /sys/bus/pci as the kernel does. The real
+kernel has a function of another kind in `test_binding_in_the_kernel.py`.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class PciBus:
 
 
 class Programs:
-    """nvidia-smi of a machine whose GPUs are in persistence mode. It knows those of NVIDIA's driver alone."""
+    """nvidia-smi on a machine with GPUs in persistence mode. It knows only those of NVIDIA's driver."""
 
     def __init__(self, machine: PciBus) -> None:
         self.root = Path("/")
@@ -194,7 +194,7 @@ def test_what_cannot_be_taken_is_refused(machine, change, why):
         binder(machine).bind(FIRST, "nvidia0")
 
 
-# What is published.
+# Publishing.
 
 
 def pool_of(machine):
@@ -309,14 +309,14 @@ def test_a_virtual_machine_gets_its_files_and_the_slices_stay(gpus, machine):
 
 
 async def published(api):
-    """What is published; it may have been written anew when the plugin looked while the GPU had no driver."""
+    """The published devices. A look while the GPU had no driver may have written them again."""
     specs = [obj["spec"] for obj in (await api.list(RESOURCE_SLICE)).items]
     return [[spec.get(part) for part in ("devices", "sharedCounters")] for spec in specs]
 
 
 @pytest.mark.slow
 def test_a_stale_attempt_that_is_undone_leaves_the_gpu_of_a_later_claim(gpus, machine):
-    """nvidia-smi does not know a GPU that is bound: whoever does not give it back leaves its mode alone."""
+    """nvidia-smi does not know a bound GPU: a claim that does not give it back leaves its mode alone."""
     programs = Programs(machine)
 
     async def story():

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver publishes under which name, and what Rackloom does: selectors must keep their meaning.
+"""The published names of NVIDIA's driver and of Rackloom: selectors must keep their meaning.
 
 Read of kubernetes-sigs/dra-driver-nvidia-gpu at 95932046 (August 7, 2026): GetDevice of each kind of device
 in cmd/gpu-kubelet-plugin/deviceinfo.go, PartGetDevice for DynamicMIG, and the device classes of its chart.
@@ -61,7 +61,7 @@ THEIR_CLASSES = {
 
 
 def device(kind: str) -> Device:
-    """One of whose GPU everything is known, and that several claims may have."""
+    """A device whose GPU is fully known, and that several claims may have."""
     mig = MigDevice(
         uuid="MIG-1",
         profile="1g.10gb",
@@ -149,7 +149,7 @@ def test_counters_are_theirs(kind: str) -> None:
 
 
 def test_what_is_added_takes_no_bare_name_of_theirs() -> None:
-    """A name of ours in their domain could get another meaning with their next release: each is listed."""
+    """An added name in their domain could get another meaning with their next release. Each is listed."""
     added = {
         name.removeprefix("gpu.nvidia.com/")
         for kind in THEIRS

@@ -53,7 +53,7 @@ class ImexKit:
         (self.root / "fabric.json").write_text(json.dumps(fabric))
 
     def install_driver(self) -> None:
-        """What a daemon is given of the driver."""
+        """Write the driver's files that a daemon gets."""
         for path in ("usr/bin/nvidia-imex", "usr/lib64/libnvidia-ml.so.580.95.05"):
             file = self.root / "driver" / path
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class ImexKit:
         return ImexPlugin(api or self.api, self.settings(**changes), self.view(), host, driver)
 
     async def domain(self, name: str = "cd", namespace: str = "default") -> str:
-        """A ComputeDomain; its UID."""
+        """Make a ComputeDomain. Returns its UID."""
         spec = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": "t"}}}
         made = await self.api.create(
             COMPUTE_DOMAIN,
@@ -128,7 +128,7 @@ class ImexKit:
         )
 
     async def ready(self, uid: str, *, status: Readiness = Readiness.READY) -> None:
-        """The daemon of a ComputeDomain says READY on this node."""
+        """The daemon of a ComputeDomain reports READY on this node."""
         entry = DaemonInfo(node_name=self.kit.node, ip_address="10.0.0.1", clique_id=CLIQUE, status=status)
         value = ComputeDomainClique(compute_domain=uid, clique_id=CLIQUE, daemons=(entry,))
         try:

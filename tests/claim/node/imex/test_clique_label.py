@@ -1,4 +1,4 @@
-"""The clique label: ours while nobody else writes it, and only ours to remove."""
+"""The clique label: ours until another program writes it, and only ours to remove."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""How long a channel waits for us, and what it costs the API server, in virtual time."""
+"""The time that a channel waits for us, and its cost for the API server, in virtual time."""
 
 import asyncio
 

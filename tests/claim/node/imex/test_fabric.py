@@ -1,4 +1,4 @@
-"""Which clique a node is in, from NVML or from a declared file."""
+"""The clique of a node, from NVML or from a declared file."""
 
 import asyncio
 import ctypes

@@ -1,4 +1,4 @@
-"""What the kernel says of IMEX, and directories nobody needs."""
+"""The kernel's records of IMEX, and directories that are no longer needed."""
 
 import asyncio
 

@@ -69,7 +69,7 @@ def test_a_channel_waits_while_the_daemon_that_it_waits_for_is_prepared_by_the_s
             assert device.cdi_ids == (f"k8s.compute-domain.nvidia.com/claim={channel.uid}-channel-0",)
             node = node_of(f"{CHANNELS}/channel0", 235, 0, 0o666)
             assert imex.edits(channel.uid) == {"deviceNodes": [node]}
-            # Nobody made the channel's file here, as on a host.
+            # No program made the channel's file here, as on a host.
             (container,) = read_specs(imex.kit.places.cdi, device.cdi_ids).containers
             assert [made["path"] for made in container.devices] == [f"{CHANNELS}/channel0"]
             assert container.allowed == {(235, 0, "rwm")}
@@ -386,7 +386,7 @@ def test_a_claim_by_hand_of_a_domain_without_quota_waits_as_well(imex, isolation
             (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
             assert answer.error == f"ComputeDomain default/cd {why}"
             assert await imex.label() is None
-            # The daemons of one that comes to need quota while it runs are there, and its pods are replaced.
+            # A running domain that comes to need quota has its daemons, and its pods are replaced.
             await report_quota("KeptWithoutQuota", f"keeps what it has, and {why}")
             await imex.ready(uid)
             (answer,) = (await running.requests.prepare([claim.ref], 30.0)).values()

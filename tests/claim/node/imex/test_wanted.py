@@ -1,4 +1,4 @@
-"""What a claim asks for: every rule that needs no cluster, and no input that breaks them."""
+"""The requests of a claim: every rule that needs no cluster, and no input that breaks them."""
 
 from pathlib import Path
 

@@ -2,7 +2,7 @@
 
 With the capabilities that are named (as in a manifest, without CAP_) and no others, and with /proc/sys
 read-only, as runc mounts it (readonlyPaths of the OCI runtime specification). `--sysctl` mounts the host's
-/proc/sys/net where the plugin's manifest does. All mounts are in a namespace of the command's own.
+/proc/sys/net where the plugin's manifest does. All mounts are in a separate namespace of the command.
 """
 
 import ctypes

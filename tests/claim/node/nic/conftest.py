@@ -1,4 +1,4 @@
-"""What the tests of NICs share."""
+"""Fixtures that the tests of NICs share."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""containerd for real, with a root, sockets and a network of its own, and as much of CRI as a pod needs.
+"""containerd for real, with a separate root, sockets and network, and as much of CRI as a pod needs.
 
 It is taken from PATH, or from the directories in RACKLOOM_CONTAINERD (with colons between them).
 """
@@ -29,7 +29,7 @@ PAUSE = bytes.fromhex("b8220000000f05ebf7")
 
 
 def search_path() -> str:
-    """Where programs are looked for."""
+    """The directories that are searched for programs."""
     return f"{os.environ.get('RACKLOOM_CONTAINERD', '')}:{os.environ['PATH']}"
 
 
@@ -56,7 +56,7 @@ class Containerd:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, or start again with what it had."""
+        """Start, or start again with the earlier state."""
         (self.root / "config.toml").write_text(_config(self.root))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -68,7 +68,7 @@ class Containerd:
             )
 
     def kill(self) -> None:
-        """As if it crashed; its containers go on."""
+        """As if it crashed. Its containers go on."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -162,14 +162,14 @@ def containerd(root: Path) -> Iterator[Containerd]:
 
 
 def _cgroups(root: Path) -> list[Path]:
-    """Where containers below `root` have their processes: by controller, or all in one tree."""
+    """The cgroups of containers below `root`: by controller, or all in one tree."""
     return [
         path for pattern in (f"*/{root.name}", root.name) for path in Path("/sys/fs/cgroup").glob(pattern)
     ]
 
 
 def _remove_cgroups(root: Path) -> None:
-    """Kernel directories are empty once their processes are gone; the innermost first."""
+    """Kernel directories are empty once their processes are gone. The innermost go first."""
     for top in _cgroups(root):
         for inner in sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True):
             with suppress(OSError):
@@ -185,7 +185,7 @@ def _unmount(root: Path) -> None:
 
 
 def _network(root: Path) -> None:
-    """A CNI plugin that makes nothing and says that it made eth0: the NIC is to be the pod's only one."""
+    """A CNI plugin that makes nothing and reports eth0: the NIC is to be the pod's only one."""
     answer = {
         "cniVersion": "1.0.0",
         "interfaces": [{"name": "eth0", "sandbox": "/proc/self/ns/net"}],
@@ -296,7 +296,7 @@ def encoded(fields: dict) -> bytes:
 
 
 def decoded(data: bytes) -> dict[int, bytes]:
-    """Fields that hold bytes; all that is asked of an answer here."""
+    """The answer's fields that hold bytes. No others are needed here."""
     found, at = {}, 0
     while at < len(data):
         tag, at = _read_varint(data, at)

@@ -28,7 +28,7 @@ class ReceivedMessage:
     kind: int
     options: dict
     client: str
-    """The address that it says it has (ciaddr)."""
+    """The address that the client claims to have (ciaddr)."""
     hardware: bytes
     sender: str
     to: str
@@ -39,7 +39,7 @@ class DhcpServer:
     """Offers 10.9.0.77/24 to every client, with additional `options` (code to bytes).
 
     `received` are the messages of clients.
-    `answers` says what becomes of requests: `ACK`, `NAK`, or None for silence. Frames with the options in
+    `answers` are the answers to requests: `ACK`, `NAK`, or None for silence. Frames with the options in
     `before` come ahead of each answer, and of silence.
     """
 
@@ -55,7 +55,7 @@ class DhcpServer:
 
     @property
     def asked(self):
-        """Kinds and options of what came."""
+        """Kinds and options of the received messages."""
         return [(message.kind, message.options) for message in self.received]
 
     def _open(self, link):

@@ -23,7 +23,7 @@ def recorded(cloud):
 
 
 class Service(ThreadingHTTPServer):
-    """One service. Tests change `answers`, and see what was asked in `asked`."""
+    """One service. Tests change `answers`, and see the requests in `asked`."""
 
     daemon_threads = True
 
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append(self.path)
         name, value, refusal = _NEEDED[self.server.cloud]
         flavor = {"Metadata_Flavor": "Google"} if self.server.cloud == "gke" else {}
-        # Azure and Google refuse what came through a proxy.
+        # Azure and Google refuse requests that came through a proxy.
         if self.headers.get(name) != value or "X-Forwarded-For" in self.headers:
             self._answer(refusal)
             return
@@ -88,7 +88,7 @@ def slow(handler):
 
 
 def endless(handler):
-    """Send for as long as anybody listens."""
+    """Send for as long as a client listens."""
     handler.send_response(200)
     handler.send_header("Metadata-Flavor", "Google")
     handler.send_header("Connection", "close")
@@ -102,7 +102,7 @@ def endless(handler):
 
 
 def moved(place):
-    """An answer that sends whoever asks to another place."""
+    """An answer that redirects the client to another place."""
     return lambda handler: handler._answer(302, Location=place)
 
 
@@ -113,7 +113,7 @@ def failing(status):
 
 @contextmanager
 def serving(cloud) -> Iterator[Service]:
-    """The service of one cloud, on a port of its own."""
+    """The service of one cloud, on a free port."""
     with Service(cloud) as service:
         thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()

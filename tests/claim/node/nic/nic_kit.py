@@ -73,7 +73,7 @@ class Netns:
         return in_namespace(self.path, work)
 
     def ip(self, work):
-        """`work` with a library of another make than the code under test has."""
+        """`work` with another library than that of the code under test."""
 
         def ask():
             with IPRoute() as ipr:
@@ -134,13 +134,13 @@ class Host(Netns):
 
 
 def require_kind(host: Host, kind: str, **settings) -> None:
-    """Skip the test where this kernel has no such links."""
+    """Skip the test if this kernel has no such links."""
     make_link(host, "probe", kind, **settings)
     host.ip(lambda ipr: ipr.link("del", ifname="probe"))
 
 
 def make_link(host: Host, name: str, kind: str, below: str | None = None, **settings) -> None:
-    """A link of a kind, on top of the link `below`; skips the test where this kernel cannot have it."""
+    """A link of a kind, on top of the link `below`. Skips the test if this kernel cannot have it."""
 
     def ask(ipr):
         if below is not None:
@@ -155,7 +155,7 @@ def make_link(host: Host, name: str, kind: str, below: str | None = None, **sett
 
 @contextmanager
 def own_host() -> Iterator[Host]:
-    """The whole process moves to a namespace of its own, and back; what is made in it dies with it."""
+    """The whole process moves to a new namespace, and back. Links made in it die with it."""
     before = os.open("/proc/self/ns/net", os.O_RDONLY)
     root = Path(tempfile.mkdtemp(prefix="rlns"))
     assert libc.unshare(NEWNET) == 0

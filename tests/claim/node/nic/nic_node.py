@@ -1,4 +1,4 @@
-"""One node with the NIC plugin: API server, kubelet and runtime are the test's."""
+"""One node with the NIC plugin. The test has its own API server, kubelet and runtime."""
 
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -19,12 +19,12 @@ NOTHING_LEFT_OUT = ExclusionPolicy(kinds=frozenset(), names=())
 
 
 class NicNode:
-    """One node: API server, kubelet, runtime; the plugin is started by the test."""
+    """One node: API server, kubelet, runtime. The plugin is started by the test."""
 
     def __init__(self, kit, host):
         self.kit, self.host = kit, host
         self.socket = host.root / "nri.sock"
-        # Links are the namespace's own; files of the machine below it are not to be seen.
+        # Links are those of the namespace. Files of the machine below it must stay hidden.
         self.sysroot = host.root / "machine"
         boot_id = self.sysroot / "proc/sys/kernel/random/boot_id"
         boot_id.parent.mkdir(parents=True)
@@ -75,7 +75,7 @@ class NicNode:
         return await until(look, f"an event {reason}")
 
     async def status(self, name, devices=1):
-        """What its claim says of them, once that is of so many."""
+        """The devices in its claim's status, once there are as many as `devices`."""
 
         async def look():
             found = (await self.kit.api.get(RESOURCE_CLAIM, name, "default"))["status"].get("devices", [])

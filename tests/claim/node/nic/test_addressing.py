@@ -33,7 +33,7 @@ READ = (
 
 
 def prepared(host, config):
-    """What a claim with `config` gets of nic0, without its lease."""
+    """The settings that a claim with `config` gets of nic0, without its lease."""
 
     def look():
         with Rtnetlink() as rtnetlink:

@@ -1,4 +1,4 @@
-"""What DRANET's end-to-end tests apply to interfaces, on real links: traffic, neighbours, routes."""
+"""The settings of DRANET's end-to-end tests for interfaces, on real links: traffic, neighbours, routes."""
 
 import socket
 import threading
@@ -35,7 +35,7 @@ def bound(address, port, device):
 
 
 def is_heard(client, server, source, destination, device):
-    """Whether the pod `server` gets what `client` sends to it, and from which address."""
+    """Whether the pod `server` gets the message of `client`, and from the address `source`."""
 
     def listen():
         listener = bound(destination, 0, device)
@@ -60,7 +60,7 @@ def is_heard(client, server, source, destination, device):
 
 
 def three_pods(host):
-    """Two pods, each with a pair to a third between them; the ends are `one`, `two`, `left` and `right`."""
+    """Two pods, each with a pair to a third between them. The ends are `one`, `two`, `left` and `right`."""
     host.veth("one", "left")
     host.veth("two", "right")
     return host.pod("p1"), host.pod("p2"), host.pod("router")

@@ -47,7 +47,7 @@ def parent_link(host):
 
 
 def child(host, kind, **interface):
-    """The parent, its child, and what the child gets, as a prepare finds them."""
+    """The parent, its child, and the child's settings, as a prepare finds them."""
 
     parent = parent_link(host)
     config = decode_network_config({"interface": {"type": kind.upper(), **interface}})

@@ -1,4 +1,4 @@
-"""Attributes from the metadata services of clouds: recorded answers, real HTTP, and who is never asked."""
+"""Attributes from the metadata services of clouds: recorded answers, real HTTP, and no needless requests."""
 
 import asyncio
 import socket
@@ -72,7 +72,7 @@ def patience(monkeypatch):
 
 
 def plain(attributes):
-    """By the name after the domain, as values."""
+    """Attributes as values, by the name after the domain."""
     return {
         name.partition("/")[2]: attribute.string if attribute.int_ is None else attribute.int_
         for name, attribute in attributes.items()
@@ -84,7 +84,7 @@ def read(cloud, service):
 
 
 def replayed(cloud, answers):
-    """What a reader makes of recorded answers, without a server."""
+    """A reader's result from recorded answers, without a server."""
     reading = READERS[Cloud(cloud)]()
     request = next(reading)
     try:
@@ -152,7 +152,7 @@ def test_a_network_of_another_form_is_no_network(text):
     "text", ["", "{", "[1]", '{"a": ' * 5000, "\0\xff", "null", '{"vmSize": 3, "rackId": []}']
 )
 def test_garbage_is_refused_or_absent(cloud, text):
-    """No more comes of it than texts of services that answer in plain text."""
+    """At most it yields texts, of services that answer in plain text."""
     answers = dict.fromkeys(recorded(cloud), text)
     with suppress(Retry):
         found = replayed(cloud, answers)
@@ -215,7 +215,7 @@ def test_nobody_there_is_told():
         asyncio.run(read_metadata(Cloud.AWS, url))
 
 
-# Whom the plugin asks.
+# The services that the plugin queries.
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_auto_asks_only_the_cloud_that_firmware_names(tmp_path, files, cloud):
     assert stated.cloud is Cloud.OKE
 
 
-# What becomes of it.
+# The published attributes.
 
 
 def test_a_nic_has_the_nodes_attributes_and_its_own():

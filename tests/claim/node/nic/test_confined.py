@@ -1,7 +1,7 @@
-"""What the plugin does to links, with just the capabilities and mounts that its manifest gives it.
+"""The plugin's work on links, with just the capabilities and mounts that its manifest gives it.
 
-The tests that move links, address them, take programs off and ask for RDMA devices run again in a process
-that is confined as its container is; but for the seccomp profile, which needs a runtime.
+The tests that move links, address them, take programs off and look for RDMA devices run again in a process
+that is confined as its container is. Only the seccomp profile is missing, which needs a runtime.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Configs that somebody made up: each is refused, or understood down to the last byte; none does harm."""
+"""Invented configs: each is refused, or understood down to the last byte, and none does harm."""
 
 from pathlib import Path
 from random import Random
@@ -65,7 +65,7 @@ CONFIGS = shape(
         routerSolicitationInterval=NUMBERS,
         addrGenMode=NUMBERS,
         disableIPv6=st.booleans(),
-        # Not DHCP: nobody answers here, and that takes its time.
+        # Not DHCP: no server answers here, and the wait takes its time.
         addressing=st.sampled_from(["Static", "SLAAC", "Unnumbered", "dhcp"]),
         type=st.sampled_from(["Passthrough", "IPVLAN", "MACVLAN", "MACVTAP"]),
         forwarding=st.booleans(),
@@ -126,7 +126,7 @@ RESULT = AllocatedDevice(driver="d", request="r", pool="n", device="nic0")
 
 
 def asked(parameters):
-    """The config that a claim with `parameters` asks for; None where it is refused."""
+    """The config that a claim with `parameters` requests, or None if it is refused."""
     claim = AllocatedClaim(
         ref=ClaimRef(namespace="default", name="c", uid="u"),
         results=(RESULT,),
@@ -167,7 +167,7 @@ POOL = (
 
 
 def mutant(value, random):
-    """`value` with something from the pool in a place that chance picks, or with a field too many."""
+    """`value` with an item of the pool in a random place, or with a field too many."""
     if not value or not isinstance(value, dict | list) or random.random() < 0.15:
         return random.choice(POOL)
     place = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
@@ -191,7 +191,7 @@ def test_ten_thousand_configs_are_refused_or_understood_to_the_last_byte(paramet
 
 
 def understood(parameters):
-    """Refused, or every request that comes of it can be written."""
+    """The config is refused, or every request that follows from it can be written."""
     config = asked(parameters)
     if config is None:
         return

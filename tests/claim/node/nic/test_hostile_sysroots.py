@@ -1,4 +1,4 @@
-"""Files of a machine that somebody made up: whatever they say, what is published fits the API."""
+"""Invented files of a machine: with any content, the published devices fit the API."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,6 +1,6 @@
 """The requests that go to the kernel, byte by byte where it matters.
 
-What this kernel may lack (VRF, large segments for IPv4, InfiniBand addresses) is seen here and nowhere else.
+Features that this kernel may lack (VRF, large segments for IPv4, InfiniBand addresses) are tested only here.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """The NIC plugin killed at every single point of its work, and started again.
 
 A point is the moment before or after a request to the kernel, a call to the API server, or anything that
-reaches the disk. Whatever the point, the NIC is afterwards whole where it belongs.
+reaches the disk. After a death at any point, the NIC is whole where it belongs.
 """
 
 import asyncio

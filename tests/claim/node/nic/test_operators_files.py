@@ -1,4 +1,4 @@
-"""What an operator gives the plugin: profiles, attributes, a filter."""
+"""The files that an operator gives the plugin: profiles, attributes, a filter."""
 
 import contextlib
 

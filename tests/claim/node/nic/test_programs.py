@@ -1,4 +1,4 @@
-"""eBPF programs on an interface: seen, and taken off where a claim asks for it."""
+"""eBPF programs on an interface are seen, and taken off if a claim requests it."""
 
 import os
 

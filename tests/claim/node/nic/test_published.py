@@ -1,4 +1,4 @@
-"""What is published of the NICs of real machines, and of one that is in use."""
+"""The published NICs of real machines, and of one that is in use."""
 
 import pytest
 from tests.core.allocate.known_attributes import unknown_to_lint
@@ -49,7 +49,7 @@ def link(name, index=7, **changes):
 
 
 def plain(device):
-    """Attributes by name, as values."""
+    """Attributes as values, by name."""
     return {
         name: next(v for v in (value.string, value.int_, value.bool_) if v is not None)
         for name, value in device.attributes.items()

@@ -41,7 +41,7 @@ def tool(*words):
 
 
 def set_mode(mode):
-    """Once the kernel has destroyed the namespaces of earlier tests, which it does after they ended."""
+    """Set it once the kernel has destroyed the namespaces of earlier tests, some time after their end."""
     command = ["rdma", "system", "set", "netns", mode]
     deadline = time.monotonic() + PATIENCE
     while subprocess.run(command, capture_output=True, timeout=120).returncode:
@@ -77,7 +77,7 @@ def devices_in(netns):
 
 
 def attach(tmp_path, pod):
-    """What comes of attaching the device alone, as of a NIC without an interface."""
+    """The result of attaching the device alone, as of a NIC without an interface."""
     manager = AttachmentManager(
         AttachmentStore(tmp_path / "loans", "boot"), LeaseStore(tmp_path / "leases", "boot"), lambda _: None
     )
@@ -125,7 +125,7 @@ def test_in_exclusive_mode_a_pod_does_not_see_the_hosts_device(exclusive):
 
 
 def test_a_device_moves_or_fails_the_pod_and_stays_on_the_host(exclusive, tmp_path):
-    """rxe knows namespaces in new kernels only: others refuse to move it, in words of their own."""
+    """rxe knows namespaces in new kernels only. Others refuse to move it, in different words."""
     pod = exclusive.pod()
     refusal = None
     try:

@@ -41,7 +41,7 @@ def node(kit, host):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """Servers may have their leases prolonged at once."""
+    """Let leases be renewed at once."""
     monkeypatch.setattr(lease, "LEAST_RENEWAL_SECONDS", 0.0)
 
 
@@ -56,7 +56,7 @@ def server(host, **options):
 
 @asynccontextmanager
 async def pod_with_a_lease(node, kubelet, runtime):
-    """A pod that has nic0 with an address by DHCP; afterwards it has ended."""
+    """A pod that has nic0 with an address by DHCP. Afterwards it has ended."""
     claim = await node.claim("c1", "nic0", config={"interface": {"dhcp": True}})
     await kubelet.prepare(claim)
     pod = node.host.pod()
@@ -73,7 +73,7 @@ def kinds(dhcp):
 
 
 def requests(dhcp, *, client):
-    """Those that are no answer to an offer, by whether the client says that it has an address."""
+    """Requests that answer no offer, with or without an address of the `client` in them."""
     return [
         message
         for message in dhcp.received
@@ -82,7 +82,7 @@ def requests(dhcp, *, client):
 
 
 async def condition(node, kind, status):
-    """Wait until the claim says so of its NIC; what else it says then, by kind."""
+    """Wait until the claim's NIC has this condition. Returns all its conditions by kind, and its IPs."""
 
     async def look():
         claim = await node.kit.api.get(RESOURCE_CLAIM, "c1", "default")

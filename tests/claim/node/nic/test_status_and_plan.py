@@ -1,4 +1,4 @@
-"""What a claim's status says, and what is made up for after something was missed."""
+"""The status of a claim, and the repairs after an event was missed."""
 
 import asyncio
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
 
 
 def status_of_lease(state):
-    """Of a lease that ended, or that no server renews since 2023-11-14T22:14:20Z."""
+    """The status of a lease that ended, or that no server has renewed since 2023-11-14T22:14:20Z."""
     grant = DhcpGrant(
         address="10.0.0.2/24",
         server="10.0.0.1",

@@ -84,10 +84,10 @@ RT_SCOPE_LINK = 253
 
 
 def state(host):
-    """All links, addresses and routes, as a library of another make reads them; without counters.
+    """All links, addresses and routes, as another maker's library reads them, without counters.
 
-    Without what the kernel's link watch changes a moment after a link was set up: IFF_RUNNING and link-local
-    addresses.
+    IFF_RUNNING and link-local addresses are left out too: the kernel's link watch changes them a moment after
+    a link was set up.
     """
 
     def ask(ipr):
@@ -127,7 +127,7 @@ def into(host, name, master):
 
 
 def a_node_with_flannel(host):
-    """Uplink eth0; cni0 with a pod; flannel.1 over the uplink; and mac0, a NIC for tenants."""
+    """Uplink eth0, cni0 with a pod, flannel.1 over the uplink, and mac0, a NIC for tenants."""
     host.veth("wire0", "switch0")
     link(host, "eth0", "macvlan", link="wire0", macvlan_mode="bridge")
     host.address("eth0", "10.0.0.5/24")
@@ -218,7 +218,7 @@ def test_a_claim_for_the_pods_bridge_is_refused_at_once(node, host):
     ],
 )
 def test_what_the_node_has_come_to_need_stays_as_it_is(node, host, comes, why):
-    """Between its preparation and its pod; also where the operator leaves nothing out."""
+    """The need arises between its preparation and its pod, also if the operator leaves nothing out."""
     host.veth("nic0", "tor0", mtu=1400)
     endpoints = {
         "apiVersion": "discovery.k8s.io/v1",
@@ -263,7 +263,7 @@ FACTS = st.lists(
 
 
 def carry_out(host, fact):
-    """What the kernel refuses (the same twice, a bridge in a bridge) is not so."""
+    """Apply a fact, unless the kernel refuses it (the same twice, a bridge in a bridge)."""
     work = {
         "default": lambda name: route(host, "default", oif=name),
         "address": lambda name, cidr: host.address(name, cidr),
@@ -281,7 +281,7 @@ def carry_out(host, fact):
 @settings(max_examples=tries(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(upper=st.tuples(WIRES, WIRES, WIRES), facts=FACTS, leaves_out=st.booleans())
 def test_an_excluded_interface_is_never_moved(upper, facts, leaves_out):
-    """Whatever was prepared before: with any stack of interfaces, routes and addresses."""
+    """This holds after any preparation, with any stack of interfaces, routes and addresses."""
     left_out = DEFAULT_EXCLUSION_POLICY if leaves_out else NOTHING_LEFT_OUT
     with own_host() as host, tempfile.TemporaryDirectory(prefix="rl") as root:
         for name in ("w0", "w1", "w2"):
@@ -379,7 +379,7 @@ def test_the_nodes_network_is_asked_for_now_and_then_and_kept_while_nobody_answe
 
 @pytest.mark.parametrize("kind", ["bridge", "bond", "team", "vrf"])
 def test_the_kernel_itself_keeps_what_is_said_to_be_immovable(host, kind):
-    """Its reason says so, and a claim for it would leave its pod waiting for ever."""
+    """The refusal gives this reason, and a claim for such a link would leave its pod waiting for ever."""
     link(host, "it", kind, **({"vrf_table": 9} if kind == "vrf" else {}))
     identity, _, wanted = held(host, "it", interface={"name": "net1"})
     with pytest.raises(OSError, match="moving interface"):

@@ -50,7 +50,7 @@ def test_a_pod_gets_its_nic_and_keeps_it_when_its_container_restarts(kit, host, 
 
 
 def test_a_restart_of_containerd_leaves_the_nic_in_its_pod(kit, host, runtime):
-    """containerd forgets that the sandbox runs and reports no end; the end of the namespace shows anyway."""
+    """containerd forgets that the sandbox runs and reports no end, but the end of the namespace shows."""
     node = NicNode(kit, host)
     host.veth("nic0", "tor0")
 

@@ -76,7 +76,7 @@ class NriRuntime:
         self.sandboxes[pod_uid] = _pod_sandbox(pod_uid, netns, "p")
 
     async def stop(self, pod_uid: str) -> str:
-        """End a sandbox. What the plugin complains of."""
+        """End a sandbox. Returns the plugin's complaint."""
         pod = self.sandboxes.pop(pod_uid)
         return str((await self._event(wire.STOP_POD_SANDBOX, "StopPodSandbox", pod)).status.message)
 

@@ -38,5 +38,5 @@ def _act(act: str, places: NodePlaces, death: int) -> None:
 
     sys.addaudithook(die)
     ACTS[act](places, DRIVERS)
-    # What the interpreter does at its end is no part of it.
+    # The interpreter's work at its end is no part of it.
     os._exit(ENDED)

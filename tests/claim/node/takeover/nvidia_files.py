@@ -29,7 +29,7 @@ def go(value: object) -> bytes:
 
 
 def status(driver: str, devices: Sequence[str], *configs: Any, **result: Any) -> dict[str, Any]:
-    """Of a ResourceClaim."""
+    """The status of a ResourceClaim."""
     results = [
         {"request": "r", "driver": driver, "pool": NODE, "device": device, **result} for device in devices
     ]
@@ -52,7 +52,7 @@ def domain_config(kind: str, domain: str) -> dict[str, str]:
 
 
 def imex_claim(uid: str, kind: str, domain: str = "cd-1", state: str = COMPLETED, **more: Any) -> Any:
-    """Of the compute-domain plugin; `kind` is channel or daemon."""
+    """A claim of the compute-domain plugin. `kind` is channel or daemon."""
     device, vendor = f"{kind}-0", f"k8s.{IMEX_DRIVER}"
     ids = [*([f"{vendor}/device=all"] if kind == "daemon" else []), f"{vendor}/claim={uid}-{device}"]
     listed = {"Requests": ["r"], "PoolName": NODE, "DeviceName": device, "CDIDeviceIDs": ids}
@@ -81,7 +81,7 @@ def gpu_claim(
     kind: str = "gpu",
     pci_address: str = "",
 ) -> Any:
-    """Of the GPU plugin, which records no name of a prepared claim."""
+    """A claim of the GPU plugin, which records no name of a prepared claim."""
     parts = []
     for device in devices:
         ids = [f"k8s.{GPU_DRIVER}/claim={uid}-{device}"]
@@ -108,7 +108,7 @@ def gpu_config(strategy: str, **more: Any) -> dict[str, Any]:
 
 
 def checkpoint_file(claims: Mapping[str, Any], boot_id: str = "boot-1", parts: str = "v1 v2") -> bytes:
-    """What the driver writes: releases before 0.4 without `boot_id`, those up to 25.3 the part v1 alone."""
+    """The driver's file. Releases before 0.4 lack `boot_id`, and those up to 25.3 have only the part v1."""
     claims = dict(sorted(claims.items()))
     prepared = {
         uid: claim if isinstance(claim, list) else {part: claim[part] for part in V1_PARTS if part in claim}
@@ -132,9 +132,9 @@ def kubelet_state(
     devices: Mapping[str, Sequence[str]] = {},
     named: Mapping[str, str] = {},
 ) -> bytes:
-    """kubelet's dra_manager_state with claims of these UIDs; `devices` of each, by driver.
+    """kubelet's dra_manager_state with claims of these UIDs. `devices` has those of each, by driver.
 
-    `named` by UID, where a claim is not named after it.
+    `named` has names by UID, for claims that are not named after it.
     """
     state = {
         driver: {
@@ -204,7 +204,7 @@ class Node:
         return file
 
     def files(self) -> dict[str, bytes]:
-        """All that lies below the plugins directory, less locks."""
+        """All files below the plugins directory, except locks."""
         found = (path for path in self.root.rglob("*") if path.is_file() and path.suffix != ".lock")
         return {str(path.relative_to(self.root)): path.read_bytes() for path in found}
 
@@ -213,12 +213,12 @@ class Node:
 
 
 def reader() -> Path:
-    """The program, built where it is not at hand."""
+    """The program, built if it is missing."""
     return go_program(READER, "checkpoint-reader", "kubelet's checksum package")
 
 
 def states_read_by_driver(binary: Path, driver: str, file: Path, release: str = "") -> dict[str, str]:
-    """The state of each claim by UID; an AssertionError with the reason where the file is refused."""
+    """The state of each claim by UID. Raises AssertionError with the reason if the file is refused."""
     structs = driver.removesuffix(".nvidia.com") + release
     done = subprocess.run([binary, structs, file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""DRANET on a node: what is found of it, and that no NIC of a pod changes hands."""
+"""DRANET on a node: its traces are found, and no NIC of a pod changes hands."""
 
 import fcntl
 import socket
@@ -18,7 +18,7 @@ NICS = {DRANET: ["pci-0000-8a-00-0"], "gpu.nvidia.com": ["gpu-0"]}
 
 @contextmanager
 def served(node):
-    """A driver of dra.net that holds no lock of ours."""
+    """A driver of dra.net, which holds no lock of Rackloom."""
     for directory in (node.home(DRANET), node.places.registry):
         directory.mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as server:
@@ -55,7 +55,7 @@ def test_nics_in_pods_keep_dranet(node):
         with pytest.raises(StillRunning, match=r"claim default/claim-u-nic of dra\.net cannot") as refused:
             require_drained(node.places)
         assert "leave the driver running until they have ended" in refused.value.nearest_fix
-    # Stopped too early, kubelet still holds the claim, and nobody knows where the NIC belongs.
+    # Stopped too early, kubelet still holds the claim, and the NIC's home is unknown.
     with pytest.raises(StillRunning, match="DRANET moved its NIC into a pod"):
         require_drained(node.places)
 

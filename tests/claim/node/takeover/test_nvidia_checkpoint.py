@@ -1,4 +1,4 @@
-"""The format of NVIDIA's checkpoint: what it says, its checksums, and files that must not be believed."""
+"""The format of NVIDIA's checkpoint: its content, its checksums, and files that must not be believed."""
 
 import json
 from contextlib import suppress

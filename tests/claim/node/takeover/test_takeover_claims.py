@@ -1,4 +1,4 @@
-"""Which claims of NVIDIA's driver are taken over, as what, and why others are not."""
+"""The claims of NVIDIA's driver that are taken over, their new form, and the reasons against others."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The files of a node: phases, what is written, what is refused, and a death at each write."""
+"""The files of a node: phases, written and refused files, and a death at each write."""
 
 import fcntl
 import json
@@ -97,7 +97,7 @@ def test_what_ended_since_is_not_given_back(node, read_by_driver):
 
 
 def prepared(uid, of, /, state=PrepareState.COMPLETED, **record):
-    """By our plugin, since."""
+    """A claim that our plugin prepared afterwards."""
     driver = GPU_DRIVER if of == "gpu" else IMEX_DRIVER
     device = ReadyDevice(
         requests=("r",),
@@ -137,7 +137,7 @@ def test_what_was_prepared_since_is_given_back_too(node, read_by_driver):
         config = devices["config"][0]["opaque"]["parameters"]
         assert (config["kind"], config["domainID"]) == (f"ComputeDomain{kind}Config", domain)
         assert [result["device"] for result in devices["results"]] == [f"{kind.lower()}-0"]
-    # And over again: the driver's file says enough.
+    # And over again: the driver's file is enough.
     apply_takeover(node.places, IMEX)
     assert entries(node).claims["u-new"].devices == prepared("u-new", "channel").devices
 

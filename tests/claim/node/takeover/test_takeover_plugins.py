@@ -1,4 +1,4 @@
-"""Our plugins on a node that was taken over: kubelet's next calls, and what NVIDIA's driver left."""
+"""Our plugins on a node that was taken over: kubelet's next calls, and remains of NVIDIA's driver."""
 
 import asyncio
 
@@ -65,7 +65,7 @@ def test_prepared_claims_stay_prepared_and_end_like_our_own(imex, node):
             await kubelet.registered(IMEX_DRIVER)
             await running.sweeper.sweep()
             assert not specs["u-gone"].exists()
-            # No daemon is READY, so that anything prepared anew would have to wait.
+            # No daemon is READY, so that any new prepare would have to wait.
             (device,) = (await kubelet.prepare(channel))[channel.uid]
             assert device.cdi_ids == (f"k8s.{IMEX_DRIVER}/claim={channel.uid}-channel-0",)
             (device,) = (await kubelet.prepare(daemon))[daemon.uid]
