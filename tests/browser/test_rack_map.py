@@ -124,7 +124,7 @@ def test_a_rack_says_in_words_what_is_wrong_with_its_fabric(open_map, pictures_f
         looks = {n: fill.evaluate(LOOK) for n, fill in fills.items()}
         assert len(set(looks.values())) == 3, looks
         assert looks[3] == looks[6]
-        # Racks stand on one floor, whatever is written above them.
+        # Racks stand on one floor, no matter how many lines of text are above them.
         floors = {n: box["y"] + box["height"] for n in (0, 3) if (box := racks.nth(n).bounding_box())}
         assert abs(floors[0] - floors[3]) < 1
         racks.nth(6).locator(GPU).first.click()

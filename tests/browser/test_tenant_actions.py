@@ -142,7 +142,7 @@ def test_a_plan_that_holds_no_longer_is_shown_anew(tenant_at, site):
     first.click(".confirm button")
     assert "this is the plan now" in first.text
     first.look("stale")
-    # Machines that other tests released become free meanwhile, and change the plan again.
+    # Machines that other tests released may become free at any time and change the plan again.
     for _ in range(MOST_PLANS):
         first.click(".confirm button")
         if "2 instances ordered" in first.text:

@@ -28,7 +28,7 @@ def test_a_painter_with_a_stream_is_kept_until_the_stream_ends():
 
 
 async def after_others(painters, kind):
-    """What a kind of viewer is sent of the same reading when many others have looked in."""
+    """The sheet that a kind of viewer gets of the same reading after many other kinds have looked in."""
     for other in LOOKING_IN[1:]:
         await painters.sheet(other, NOW)
     return await painters.sheet(kind, NOW)
