@@ -12,7 +12,7 @@ LEAVE = ("--wait=false", "--ignore-not-found")
 
 
 def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str:
-    """What it prints; `given` is its input."""
+    """The output of kubectl. `given` is its input."""
     done = tried(cluster, *words, given=given)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -33,7 +33,7 @@ def tried(cluster: ControlPlane, *words: str, given: str | None = None) -> subpr
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("there is no kubectl on the PATH")
-    # What kubectl remembers of a server is kept by its address, and another run's server may have had that.
+    # kubectl caches discovery by the server's address, and a server of another run may have had that address.
     remembered = f"--cache-dir={cluster.logs.parent / 'kubectl'}"
     command = [program, "--kubeconfig", str(cluster.admin), remembered, *words]
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=300)

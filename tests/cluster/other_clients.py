@@ -28,7 +28,7 @@ from rackloom.core.cluster.objects import (
 _PAUSE = 0.005
 """Seconds between two writes of one of them: far less than a test takes from one call to the next."""
 _MARK = "other-"
-"""What all their names begin with."""
+"""The prefix of all their names."""
 _HOME = f"{_MARK}clients"
 _CLASS = "none.other-clients.test"
 _REQUEST = {"name": "one", "exactly": {"deviceClassName": _CLASS}}
@@ -52,14 +52,14 @@ KINDS: dict[ResourceKind, Object] = {
     NODE: {"status": {"capacity": _ROOM, "allocatable": _ROOM, "conditions": [_READY]}},
     NAMESPACE: {},
 }
-"""What they write. Pods for any node and nodes for any pod are among it, as on any cluster."""
+"""The objects that they write. They include pods for any node and nodes for any pod, as on any cluster."""
 _CLUSTER_WIDE = [kind for kind in KINDS if not kind.namespaced]
-"""Their namespace goes with these, and all that is in it."""
+"""Deleted together with their namespace, which holds the rest."""
 
 
 @contextlib.asynccontextmanager
 async def beside_other_clients(api: KubeApi) -> AsyncIterator[Counter[str]]:
-    """Objects of many kinds come and go meanwhile, in a namespace of theirs or in none; counted by kind.
+    """Objects of many kinds come and go inside the context, in a namespace or in none. Counts them by kind.
 
     At the end all of them are gone: the next test's pods find no node of theirs.
     """

@@ -67,7 +67,7 @@ async def policies_count(cluster: ControlPlane) -> bool:
 
 
 class _Account:
-    """What the policies keep a service account from, as the administrator finds out in its name."""
+    """The calls that the policies deny to a service account, found by impersonating it as administrator."""
 
     def __init__(self, cluster: ControlPlane, namespace: str, name: str) -> None:
         self._client = http_client(cluster.admin, None)
@@ -89,7 +89,7 @@ class _Account:
         return False
 
     async def may_not_label(self, kind: str) -> bool:
-        """The first of a kind in v1 that is there; False where there is none."""
+        """Tries the first object of a kind in v1. False if there is none."""
         path = f"api/v1/{kind}"
         found = (await self._admin.get(path)).json()["items"]
         if not found:

@@ -8,7 +8,7 @@ from pathlib import Path
 _TAIL = 30
 """Lines of a log that are shown."""
 _PATIENCE = 10.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a process has to end before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Child:
 
 
 def start(name: str, argv: Sequence[str | Path], logs: Path) -> Child:
-    """Start a program in a process group of its own.
+    """Start a program in its own process group.
 
     The kernel ends it with the thread that started it (prctl PDEATHSIG, through setpriv), so that a test run
     that is killed leaves nothing behind.

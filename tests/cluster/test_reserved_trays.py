@@ -57,7 +57,7 @@ async def test_a_namespace_admin_makes_no_pod_with_its_node_and_those_who_place_
         await alice.create(POD, pod(namespace, "plain"))
     await until(lambda: has_node(api, namespace, "plain"), "the scheduler binds")
 
-    # Whoever may bind pods may say so at once.
+    # A user who may bind pods may also create a pod with a node.
     role = ("create", "role", "binder", "--verb=create", "--resource=pods/binding", "-n", namespace)
     given = ("create", "rolebinding", "binder", "--role=binder", "--user=alice", "-n", namespace)
     for words in (role, given):

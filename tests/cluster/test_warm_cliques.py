@@ -1,4 +1,4 @@
-"""Channel mode on a real control plane: jobs share a warm clique, each over a channel of its own."""
+"""Channel mode on a real control plane: jobs share a warm clique, each over its own channel."""
 
 from contextlib import suppress
 from uuid import uuid4
