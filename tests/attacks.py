@@ -60,7 +60,7 @@ async def crowded(*words: Any, **more: Any) -> AsyncIterator[list[socket.socket]
 
 
 def endless(connection: socket.socket, first: bytes, part: bytes, most: int) -> int:
-    """How many bytes a server takes of something that does not end, `most` at most."""
+    """The number of bytes, up to `most`, that a server accepts of an endless message."""
     taken = 0
     with connection, suppress(OSError, TimeoutError):
         connection.sendall(first)
@@ -149,7 +149,7 @@ async def cuts_endless_heads(port: int, *, tls: bool = False) -> None:
 async def http_is_bounded(
     port: int, limits: HttpLimits, path: str = "/", tls: ssl.SSLContext | None = None
 ) -> None:
-    """A listener of HTTP stands all of this."""
+    """An HTTP listener withstands all of these attacks."""
     url = f"{'https' if tls else 'http'}://localhost:{port}{path}"
 
     async def ask() -> bool:
@@ -161,7 +161,7 @@ async def http_is_bounded(
 
 
 async def grpc_is_bounded(port: int, limits: GrpcLimits, ask: Ask) -> None:
-    """A listener of gRPC without TLS stands all of this. It keeps none of metadata that do not end."""
+    """A gRPC listener without TLS withstands all of these attacks. It keeps no part of endless metadata."""
     growths = []
     # Other work of this process takes memory, too. A server that keeps metadata grows each time.
     while not growths or (min(growths) >= MOST_GROWTH and len(growths) < 3):

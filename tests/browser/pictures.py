@@ -12,7 +12,7 @@ from typing import NamedTuple
 BLOCK = 16
 """Pixels of a block, each way."""
 TOLERANCE = 20
-"""By how much of 255 a block may differ in a colour."""
+"""The difference, of 255, that a block may have in a colour."""
 
 _BLOCKS = """async ([png, size]) => {
   const bytes = Uint8Array.from(atob(png), (byte) => byte.charCodeAt(0));
@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
     columns: int
     rows: int
     colours: Sequence[int]
-    """Red, green and blue of each block in turn."""
+    """Red, green and blue of each block, block by block."""
     png: bytes
 
 

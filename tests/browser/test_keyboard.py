@@ -1,4 +1,4 @@
-"""A whole visit by the keyboard alone: the focus is always seen, and is where a user expects it."""
+"""A whole visit with only the keyboard: the focus is always visible, and is where a user expects it."""
 
 import msgspec
 import pytest

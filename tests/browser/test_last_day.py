@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def later(reading: SiteReading, minutes: int) -> SiteReading:
-    """The reading some minutes later, with one more sick GPU for each of them."""
+    """The reading some minutes later, with one more sick GPU for each minute."""
     seen = reading.snapshot
     gpus = tuple(
         msgspec.structs.replace(gpu, healthy=False) if number < minutes else gpu

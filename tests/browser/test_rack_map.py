@@ -81,7 +81,7 @@ COUNT = """async (png) => {
 
 
 def colours(page, path):
-    """How many pixels of the picture of the racks have each colour."""
+    """The number of pixels of each colour in the picture of the racks."""
     page.locator("#racks").screenshot(path=path)
     return Counter(page.evaluate(COUNT, base64.b64encode(path.read_bytes()).decode()))
 
@@ -152,7 +152,7 @@ PALETTE = """["on", "h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7"].map((name) =
 
 
 def contrast(first, other):
-    """As WCAG 2 defines it."""
+    """The contrast ratio of WCAG 2."""
 
     def luminance(colour):
         parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]

@@ -90,7 +90,7 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True):
     then: Callable = lambda _page, _served: None
     """Runs before the screenshot."""
     often: bool = False
-    """Whether it is compared with every change."""
+    """Whether the comparison runs with every change."""
 
 
 SCREENS = {

@@ -21,7 +21,7 @@ def site():
 
 
 class Visit:
-    """A tenant at the map, who looks at each page: axe finds nothing, nothing is wider than the screen."""
+    """A tenant at the map. On each page, axe finds nothing, and nothing is wider than the screen."""
 
     def __init__(self, page, pictures_folder) -> None:
         self.page = page

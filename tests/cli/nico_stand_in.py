@@ -25,7 +25,7 @@ def nico_name(logical_partition, guids):
 
 
 async def empty_fabric(fabric):
-    """Without the factory default partition, as NICo leaves a fabric that it uses whole."""
+    """Delete the factory default partition, as NICo does on a fabric that it uses completely."""
     if DEFAULT_PARTITION_ID in fabric.partitions:
         fabric.delete(DEFAULT_PARTITION_ID)
 

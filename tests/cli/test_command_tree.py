@@ -26,7 +26,7 @@ PROGRAMS: set[Words] = {
     ("transfer", "serve"),
     ("topology", "slurm"),
 }
-"""They go on until they are stopped."""
+"""They run until they are stopped."""
 FIXED_FORM: set[Words] = {
     ("crds",),
     ("completion",),

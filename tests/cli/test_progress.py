@@ -119,7 +119,7 @@ def test_the_steps_of_an_import_are_counted_below_what_became_of_them(capsys) ->
 
 
 class Digest:
-    """As much of a plan as its steps need."""
+    """The part of a plan that its steps need."""
 
     digest = "0" * 64
 

@@ -105,7 +105,7 @@ def at_hand(tools: Tools) -> Path | None:
 
 
 def made(tools: Tools) -> Path:
-    """The folder of the binaries, built where they are not at hand.
+    """The folder of the binaries. Builds them if they are not at hand.
 
     Raises:
         NotBuilt: the build failed.

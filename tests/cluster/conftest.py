@@ -150,7 +150,7 @@ def kubelets_of_plugins() -> dict[str, KubeletPluginManager]:
 async def at_work(
     api: KubeApi, devices: DeviceManager, containers: ContainerRuntime
 ) -> AsyncIterator[SimulatedKubelets]:
-    """Kubelets at work, of no node yet."""
+    """Running kubelets, without nodes yet."""
     kubelets = SimulatedKubelets(api, time.time, random.Random(1), devices=devices, containers=containers)
     task = asyncio.create_task(kubelets.run())
     yield kubelets
@@ -163,7 +163,7 @@ async def at_work(
 async def kubelets(
     api: KubeApi, devices: DeviceManager, containers: ContainerRuntime
 ) -> AsyncIterator[SimulatedKubelets]:
-    """Kubelets at work, of no node yet."""
+    """Running kubelets, without nodes yet."""
     async with at_work(api, devices, containers) as kubelets:
         yield kubelets
 

@@ -84,7 +84,7 @@ class ControlPlane:
         self._children[name] = start(name, [self._binaries / name, *flags[name]()], self.logs)
 
     def kill_one(self, name: str) -> None:
-        """End one of the four without a farewell."""
+        """Kill one of the four without a warning."""
         self._children[name].kill()
 
     def wait_until_ready(self) -> None:

@@ -188,7 +188,7 @@ async def as_account(
 
 
 async def is_asked(api: KubeApi) -> bool:
-    """The API server hears of webhooks, and of their certificate, a moment after they were written."""
+    """The API server uses webhooks, and their certificate, only a moment after they were written."""
     try:
         pod = await api.create(POD, PROBE, dry_run=True)
     except KubeError:

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 
 LEAVE = ("--wait=false", "--ignore-not-found")
-"""For `delete` at the end: what is being collected already is no trouble."""
+"""For `delete` at the end: objects that are already being collected do no harm."""
 
 
 def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str:
@@ -19,7 +19,7 @@ def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str
 
 
 def typed(cluster: ControlPlane, command: str) -> subprocess.CompletedProcess[str]:
-    """How a line of a shell ended, in which kubectl talks to the control plane."""
+    """The result of a shell line in which kubectl talks to the control plane."""
     if shutil.which("kubectl") is None:
         pytest.skip("there is no kubectl on the PATH")
     known = {**os.environ, "KUBECONFIG": str(cluster.admin), "HOME": str(cluster.logs.parent)}
@@ -29,7 +29,7 @@ def typed(cluster: ControlPlane, command: str) -> subprocess.CompletedProcess[st
 
 
 def tried(cluster: ControlPlane, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    """How it ended: a test may want a refusal."""
+    """The result, also of a failure, because a test may want a refusal."""
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("there is no kubectl on the PATH")

@@ -1,4 +1,4 @@
-"""The admission policies of deploy/kubernetes: whether they count yet."""
+"""Checks whether the admission policies of deploy/kubernetes are in effect."""
 
 import json
 from typing import Self
@@ -40,7 +40,7 @@ def slice_of(node: str, name: str) -> Object:
 
 
 async def policies_count(cluster: ControlPlane) -> bool:
-    """A policy counts a moment after it was made. RBAC allows these writes, one policy each does not."""
+    """New policies take effect after a moment. RBAC allows these writes, and one policy denies each."""
     meta = {"name": "probe", "namespace": DAEMONS}
     labels = {"labels": {"a": "b"}}
     pods = {"selector": {"matchLabels": labels["labels"]}}

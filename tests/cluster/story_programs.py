@@ -154,7 +154,7 @@ class Programs:
         return 0
 
     async def _certificates(self, node: str, pod: Object, ready: Ready) -> int:
-        """kubelet starts a container again that failed, as it does until there are configurations."""
+        """It fails until there are configurations. The loop stands for kubelet's container restarts."""
         async with self._own(pod) as own:
             await ready()
             issuer = CertificateIssuer(own, DRIVER, ("localhost",), time.time)
@@ -207,7 +207,7 @@ class Programs:
         return child
 
     def kill_imex(self, pod: str) -> None:
-        """nvidia-imex of a daemon pod ends without a farewell."""
+        """Kill nvidia-imex of a daemon pod without a warning."""
         self.children[pod].send_signal(signal.SIGKILL)
 
     async def _files(self, pod: Object, place: DaemonIdentity) -> tuple[ImexHost, ImexFiles, ImexTls]:
@@ -225,7 +225,7 @@ class Programs:
         return ImexHost(hosts, self.network, beat=2.0, speed=10), files, tls
 
     async def _secret(self, name: str) -> dict[str, bytes]:
-        """kubelet starts no container before it has the Secrets that are mounted there."""
+        """kubelet starts a container only once it has the mounted Secrets."""
         while True:
             with contextlib.suppress(NotFound):
                 found = await self.api.get(SECRET, name, DAEMONS)

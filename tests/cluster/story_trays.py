@@ -1,4 +1,4 @@
-"""Compute trays of NVLink cliques: what a node plugin finds on each, and the kubelet that calls it."""
+"""Compute trays of NVLink cliques: the files that a node plugin finds on each, and its kubelet."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -62,7 +62,7 @@ class Tray:
         )
 
     def boot(self, number: int) -> None:
-        """The kernel's boot id is another one after each boot."""
+        """The kernel's boot id changes with each boot."""
         (self.root / "proc/sys/kernel/random/boot_id").write_text(f"boot-{number}\n")
 
     def cdi_files(self) -> list[str]:

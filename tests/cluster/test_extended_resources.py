@@ -221,7 +221,7 @@ async def test_a_pod_that_counts_is_evicted_as_the_page_says(
     await api.delete(BUDGET, "job", namespace)
 
     async def evicted() -> bool:
-        # The API server hears of the deletion of the budget a moment later.
+        # The API server learns of the budget's deletion a moment later.
         done = typed(cluster, evict)
         assert done.returncode == 0 or "TooManyRequests" in done.stderr, done.stderr
         return done.returncode == 0
@@ -233,7 +233,7 @@ async def test_a_pod_that_counts_is_evicted_as_the_page_says(
 async def test_what_a_device_plugin_counts_is_not_claimed(
     api: KubeApi, host: tuple[str, Files], namespace: str
 ) -> None:
-    """Also where the node publishes GPUs: the device plugin and ours must not serve one node."""
+    """Even if the node publishes GPUs: the device plugin and ours must not serve one node."""
     await api.create(POD, counting_pod("job", namespace, train=2))
     pod = await running(api, "job", namespace)
     assert not list(pod_claim_names(pod))

@@ -66,7 +66,7 @@ def mpi_job(namespace: str, name: str, workers: int) -> Object:
 
 
 def small_job(namespace: str, pods: int) -> Object:
-    """A job that knows of no gangs: each of its pods takes a whole tray, wherever there is one."""
+    """A job without a gang: each of its pods takes any whole tray."""
     container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
     spec = {"restartPolicy": "Never", "containers": [container]}
     template = {"metadata": {"labels": {"job": "small"}}, "spec": spec}

@@ -188,7 +188,7 @@ async def test_gangs_avoid_trays_that_a_rule_taints_and_the_doctor_names_it(
     assert waiting.subject == f"Pod {namespace}/held"
     assert any(f"DeviceTaintRule {rule} withholds" in waiting.message for rule in ("before", "later"))
 
-    # A gang waits for the same, and goes when a rule does.
+    # A gang waits for the same trays, and starts once a rule is deleted.
     await api.delete(POD, "held", namespace, grace_seconds=0)
     await api.delete(RESOURCE_CLAIM, "held", namespace)
     await api.create(JOB, job(namespace, "waits", 1))

@@ -43,7 +43,7 @@ def devices(kubelets_of_plugins: dict[str, KubeletPluginManager]) -> SocketDraMa
 
 @pytest.fixture
 def shares() -> ShareSettings:
-    """How many claims may have one GPU."""
+    """The number of claims that may share one GPU."""
     return ALONE
 
 

@@ -1,4 +1,4 @@
-"""The upstream MPI operator makes the pods of an MPIJob here, and sees them run."""
+"""The upstream MPI operator makes the pods of an MPIJob here, and observes that they run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -74,7 +74,7 @@ async def test_a_failed_attachment_is_an_event_on_the_pod(
 
 @pytest.mark.usefixtures("rights")
 async def test_the_plugin_learns_what_the_nodes_network_is(cluster: ControlPlane, api: KubeApi) -> None:
-    """The API server itself writes where it is, but not one that listens on loopback, as here."""
+    """An API server writes its own address, but not if it listens on loopback, as here."""
     name = "with-a-network"
     itself = {
         "metadata": {"name": "kubernetes", "namespace": "default"},

@@ -401,7 +401,7 @@ async def more_rights(api: KubeApi, plugin: KubeApi) -> AsyncIterator[None]:
 
 
 async def may_write(plugin: KubeApi, part: str) -> bool:
-    """Rights count a moment after they were given."""
+    """Rights take effect only a moment after they were given."""
     asked = {
         "group": "resource.k8s.io",
         "resource": "resourceclaims",
@@ -422,7 +422,7 @@ def allocation_of(node: str) -> Object:
 
 
 async def nic_claim(api: KubeApi, namespace: str, node: str) -> None:
-    """A claim that has a NIC of this node, and a GPU of it."""
+    """A claim that has a NIC and a GPU of this node."""
     spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "nic", "count": 2}}]}}
     claim = {"metadata": {"name": "nic", "namespace": namespace}, "spec": spec}
     made = await api.create(RESOURCE_CLAIM, claim)

@@ -1,4 +1,4 @@
-"""A test run that is killed leaves no process behind."""
+"""A killed test run leaves no process behind."""
 
 import os
 import shutil

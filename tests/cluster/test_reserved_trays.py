@@ -21,7 +21,7 @@ CONTAINERS = [{"name": "main", "image": "none"}]
 
 @pytest.fixture
 async def nodes(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[list[str]]:
-    """Two nodes of a cluster where deploy/kubernetes is installed."""
+    """Two nodes of a cluster with deploy/kubernetes installed."""
     found = await add_nodes(2)
     async with installed(cluster, api, AdmissionSettings(), GANG_PLAN):
         yield found
@@ -40,7 +40,7 @@ async def test_a_namespace_admin_makes_no_pod_with_its_node_and_those_who_place_
     async with connect(cluster.kubeconfig("alice")) as alice:
 
         async def denied() -> str:
-            """A policy counts a moment after it was made."""
+            """A policy takes effect only a moment after it was made."""
             try:
                 await alice.create(POD, pod(namespace, "past", node=nodes[0]), dry_run=True)
             except Rejected as error:

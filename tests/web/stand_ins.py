@@ -1,4 +1,4 @@
-"""A source that tests change, and a doorman who knows three people, one by two tokens."""
+"""A source that tests change, and a doorman that knows three users, one of them by two tokens."""
 
 import asyncio
 

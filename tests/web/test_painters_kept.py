@@ -54,7 +54,7 @@ def test_a_client_that_goes_away_leaves_no_thread_beside_the_next(monkeypatch):
 
 
 class Painting:
-    """Painting that waits until it may go on, and counts how often it was begun."""
+    """Painting that waits until it may continue, and counts its starts."""
 
     def __init__(self, follow):
         self._follow = follow

@@ -56,7 +56,7 @@ def seen_by(whole, org):
 
 
 def shown(whole, org, mode):
-    """All that a viewer can be sent: the page, and the chain of each GPU."""
+    """Everything that a viewer can get: the page, and the chain of each GPU."""
     now = LiveReading(number=1, whole=whole)
     sheet = Painter(org, mode, 9).follow(now)
     with patch.object(painters, "WHOLE_RACKS", 0):

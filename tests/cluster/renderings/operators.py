@@ -42,7 +42,7 @@ class Operator:
     program: Path
     source: Path
     config: Object
-    """Its configuration file, but for addresses and folders."""
+    """Its configuration file, except addresses and folders."""
     makes_certificate: bool = True
     """False if it would wait for a certificate in a machine-wide folder. It gets one from our authority."""
 
@@ -80,7 +80,7 @@ async def _installed_at(
         yield
     finally:
         child.stop()
-        # Nobody answers any more, and other operators' objects are to be had all the same.
+        # The webhooks have no server any more, but other operators' objects must still be accepted.
         for hook in hooks:
             with contextlib.suppress(NotFound):
                 await api.delete(_HOOKS[hook["kind"]], hook["metadata"]["name"])

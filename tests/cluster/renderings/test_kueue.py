@@ -55,7 +55,7 @@ async def kueue(
     operator = Operator("kueue", operators / "kueue", source(QUEUES, KUEUE), CONFIG)
     async with installed(operator, cluster, api):
         yield
-        # Kueue 0.19.0 that starts and finds an admitted workload may end by a nil pointer.
+        # Kueue 0.19.0 may crash on a nil pointer if it finds an admitted workload when it starts.
         await until(lambda: _has_no_workload(api), "the workloads are gone")
 
 

@@ -108,7 +108,7 @@ async def is_admitted(api: KubeApi, namespace: str, name: str) -> bool:
 
 
 async def reported(api: KubeApi, namespace: str, name: str) -> str:
-    """All that the conditions and checks of the workload of a Job say."""
+    """All messages in the conditions and checks of the workload of a Job."""
     status = (await workload_of(api, namespace, name)).get("status") or {}
     entries = (*(status.get("conditions") or ()), *(status.get("admissionChecks") or ()))
     return "; ".join(entry.get("message") or "" for entry in entries)

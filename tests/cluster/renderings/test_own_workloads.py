@@ -48,8 +48,8 @@ CONFIG: Object = {
     "resources": {"deviceClassMappings": [{"name": GPU, "deviceClassNames": [GPU_DRIVER]}]},
 }
 TOLERATION = {"key": SIMULATED_LABEL, "operator": "Exists", "effect": "NoSchedule"}
-# Kueue 0.19.0 counts claims towards quota, and not while it looks for a topology: there the CPUs keep a
-# second member from a tray. A pod with a claim and without any request ends it by a nil pointer.
+# Kueue 0.19.0 counts claims towards quota, but not in its search for a topology: there the CPUs keep a
+# second member off a tray. A pod with a claim but without any request crashes it on a nil pointer.
 RESOURCES = {"requests": {"cpu": "100"}, "claims": [{"name": "gpus"}]}
 POD_SPEC: Object = {
     "containers": [{"name": "main", "image": "none", "resources": RESOURCES}],

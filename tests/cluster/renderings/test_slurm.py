@@ -73,7 +73,7 @@ def of_slurm(program: str) -> str:
 
 @pytest.fixture
 def needs_slurm(binaries: Callable[[Tools], Path]) -> None:
-    """Skips where there is no Slurm that reads topology.yaml."""
+    """Skips if there is no Slurm that reads topology.yaml."""
     lacking = [name for name in PROGRAMS if not of_slurm(name)]
     if lacking or os.geteuid() != 0:
         pytest.skip(f"needs root and Slurm 25.05 or later on PATH, or RACKLOOM_SLURM; not there: {lacking}")

@@ -93,7 +93,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def archives(tmp_path, monkeypatch):
-    """Two archives, which are all that apt knows."""
+    """Two archives, the only ones that apt knows."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         pytest.skip("NO APT: packages cannot be fetched here")
     tmp_path.chmod(0o755)
