@@ -1,4 +1,4 @@
-"""What strangers do to a listener before they have said who they are. Loopback only; each ends by itself."""
+"""Attacks of unauthenticated clients on a listener. Loopback only, and each attack ends."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def encrypted(raw: socket.socket) -> ssl.SSLSocket:
 
 @contextmanager
 def crowd(port: int, count: int, say: bytes = b"", address: str = STRANGER) -> Iterator[list[socket.socket]]:
-    """So many connections, each of which says this, and no more. Some may be refused."""
+    """`count` connections, each of which sends `say` and nothing more. Some may be refused."""
     with ExitStack() as stack:
         found = []
         for _ in range(count):
@@ -60,7 +60,7 @@ async def crowded(*words: Any, **more: Any) -> AsyncIterator[list[socket.socket]
 
 
 def endless(connection: socket.socket, first: bytes, part: bytes, most: int) -> int:
-    """How many bytes a server takes of something that does not end, `most` at most."""
+    """The number of bytes, up to `most`, that a server accepts of an endless message."""
     taken = 0
     with connection, suppress(OSError, TimeoutError):
         connection.sendall(first)
@@ -81,9 +81,9 @@ def endless_field(connection: socket.socket, most: int) -> int:
 
 
 def endless_metadata(connection: socket.socket, most: int) -> int:
-    """A gRPC call whose metadata do not end: HEADERS, then CONTINUATION after CONTINUATION."""
+    """A gRPC call with endless metadata: HEADERS, then CONTINUATION after CONTINUATION."""
     value = b"v" * 16000
-    # A field that is not indexed; lengths above 126 take further bytes of 7 bits each.
+    # A field that is not indexed. Lengths above 126 take further bytes of 7 bits each.
     rest = len(value) - 127
     field = b"\0\x03x-n\x7f" + bytes([rest & 0x7F | 0x80, rest >> 7]) + value
 
@@ -94,7 +94,7 @@ def endless_metadata(connection: socket.socket, most: int) -> int:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server has closed the connection; what it sent before is read."""
+    """Whether the server has closed the connection. Reads its earlier output first."""
     connection.setblocking(False)
     try:
         while connection.recv(1 << 16):
@@ -106,15 +106,15 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-# What a listener must stand.
+# Attacks that a listener must withstand.
 
 
 MOST = 8 << 20
 """Bytes that a stranger tries to send as a head."""
 KERNEL = 6 << 20
-"""Bytes that buffers of the kernel may take although nobody reads them."""
+"""Bytes that buffers of the kernel may take although the server does not read them."""
 MOST_GROWTH = 40.0
-"""MiB of this process, half of what is sent to gRPC."""
+"""MiB of this process, half of the bytes that are sent to gRPC."""
 FILES = 4096
 """Both ends of all connections are in this process."""
 
@@ -122,8 +122,8 @@ FILES = 4096
 async def answers_others_in_a_crowd(port: int, limits: ConnectionLimits, ask: Ask, say: bytes = b"") -> None:
     """More connections than there may be, all of them waiting: another address is answered, each time.
 
-    The crowd has one address, and keeps what one may have. It came before the others: when one of these is
-    answered, all of the crowd has been accepted or refused.
+    The crowd has one address, and keeps one address's share. It came before the others, so once one of these
+    is answered, all of the crowd has been accepted or refused.
     """
     allow_open_files(FILES)
     async with crowded(port, limits.connections + 40, say) as gathered:
@@ -149,7 +149,7 @@ async def cuts_endless_heads(port: int, *, tls: bool = False) -> None:
 async def http_is_bounded(
     port: int, limits: HttpLimits, path: str = "/", tls: ssl.SSLContext | None = None
 ) -> None:
-    """A listener of HTTP stands all of this."""
+    """An HTTP listener withstands all of these attacks."""
     url = f"{'https' if tls else 'http'}://localhost:{port}{path}"
 
     async def ask() -> bool:
@@ -161,7 +161,7 @@ async def http_is_bounded(
 
 
 async def grpc_is_bounded(port: int, limits: GrpcLimits, ask: Ask) -> None:
-    """A listener of gRPC without TLS stands all of this. It keeps none of metadata that do not end."""
+    """A gRPC listener without TLS withstands all of these attacks. It keeps no part of endless metadata."""
     growths = []
     # Other work of this process takes memory, too. A server that keeps metadata grows each time.
     while not growths or (min(growths) >= MOST_GROWTH and len(growths) < 3):

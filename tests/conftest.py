@@ -1,4 +1,4 @@
-"""What every test shares: steady hypothesis settings, and certificates of made-up authorities."""
+"""Shared parts of all tests: steady hypothesis settings, and certificates of made-up authorities."""
 
 import datetime as dt
 import ipaddress
@@ -17,8 +17,8 @@ from tests.ports import reserved_network
 
 pytest_plugins = ["tests.real_time"]
 
-# No property fails for being slow on a busy machine. With CI set, the same code is shown the same examples: a
-# change is judged by what it changed; everybody else's runs look for new ones, and for more.
+# No property fails for being slow on a busy machine. With CI set, the same code gets the same examples, so
+# that only a change's own effect can fail it. Other runs look for new examples, and for more of them.
 IN_CI = "CI" in os.environ
 settings.register_profile(
     "steady",
@@ -65,7 +65,7 @@ class Pem(msgspec.Struct, frozen=True):
 
 
 class Authority:
-    """Signs certificates; two of them do not know each other."""
+    """Signs certificates. Two authorities do not trust each other."""
 
     def __init__(self, name: str) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -105,8 +105,8 @@ os.umask(UMASK)
 def umask() -> Iterator[Callable[[int], int]]:
     """Sets the umask for a test, which begins with that of the session.
 
-    Whatever another test leaves does not reach this one, nor does what a fixture of a module or of the
-    session leaves: a site's own process makes files private to their owner.
+    The umask of another test does not reach this one, nor does that of a fixture of a module or of the
+    session, because a site's own process makes files private to their owner.
     """
     os.umask(UMASK)
     yield os.umask
@@ -125,6 +125,6 @@ def make_authority() -> Callable[[str], Authority]:
 
 @pytest.fixture
 def loopback_network() -> Iterator[str]:
-    """Where addresses of simulated machines can be those of this one: 127.8, for those from 127.8.0.0 on."""
+    """The network whose loopback addresses simulated machines can have, as 127.8 for those from 127.8.0.0."""
     with reserved_network() as network:
         yield network

@@ -1,4 +1,4 @@
-"""How many inputs a fuzz test tries: few in every run, as many as RACKLOOM_FUZZ says in a run for it."""
+"""The number of inputs that a fuzz test tries: a few in every run, or RACKLOOM_FUZZ in a fuzz run."""
 
 import os
 
@@ -6,5 +6,5 @@ FUZZ = "RACKLOOM_FUZZ"
 
 
 def tries(usual: int) -> int:
-    """The number of inputs; the variable never makes it smaller."""
+    """The number of inputs. The variable never makes it smaller."""
     return max(usual, int(os.environ.get(FUZZ, "0")))

@@ -10,9 +10,9 @@ _MARK = 29_999
 
 @contextmanager
 def reserved_ports(count: int = 1) -> Iterator[int]:
-    """The first of `count` ports in a row that nobody else is given meanwhile.
+    """The first of `count` ports in a row that no other program gets until the end.
 
-    They are bound, and nobody listens: whoever sets SO_REUSEADDR, as servers do, can do so all the same.
+    They are bound without a listener: a program that sets SO_REUSEADDR, as servers do, can still listen.
     """
     with ExitStack() as stack:
         yield _bound_in_a_row(stack, count)
@@ -20,7 +20,7 @@ def reserved_ports(count: int = 1) -> Iterator[int]:
 
 @contextmanager
 def reserved_network() -> Iterator[str]:
-    """Two numbers that begin the addresses of a network, such as 127.8, that no other test has meanwhile."""
+    """The first two numbers of a network, such as 127.8, that no other test gets until the end."""
     with socket.socket() as mark:
         yield next(network for number in range(2, 251) if _is_taken(mark, network := f"127.{number}"))
 
@@ -29,7 +29,7 @@ def _is_taken(mark: socket.socket, network: str) -> bool:
     try:
         mark.bind((f"{network}.255.254", _MARK))
     except OSError:
-        return False  # Somebody has it; another is as good.
+        return False  # It is taken. Another will do.
     return True
 
 
@@ -41,7 +41,7 @@ def _bound_in_a_row(stack: ExitStack, count: int) -> int:
                 for number in range(1, count):
                     _bound(attempt, first + number)
             except (OSError, OverflowError):
-                continue  # Somebody has one of them; other ports are as good.
+                continue  # One of them is taken. Other ports will do.
             stack.enter_context(attempt.pop_all())
             return first
 

@@ -1,4 +1,4 @@
-"""Tests in real time: which they are, and what CI does if one of them fails.
+"""Tests in real time: how they are recognised, and how CI handles a failure of one.
 
 A test that starts processes, a browser, a cluster or a node shares the processor with them. On a busy
 machine such a test can fail without a defect of the code under test. CI therefore runs it a second time. If
@@ -23,7 +23,7 @@ FOLDERS = ("browser", "cluster", "gpu", "install", "node")
 
 
 def is_in_real_time(module: ModuleType, folder: str) -> bool:
-    """Whether the tests of a module depend on other processes; `folder` is the first one below `tests`."""
+    """Whether the tests of a module depend on other processes. `folder` is the first one below `tests`."""
     if folder in FOLDERS:
         return True
     return any(

@@ -1,4 +1,4 @@
-"""The ports that tests tell programs of."""
+"""The ports that tests give to programs."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""What a fixture of a module leaves behind does not reach the tests."""
+"""The umask of a module's fixture does not reach the tests."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def private_files() -> None:
-    """As in a process that is a site's own, whose files are private."""
+    """As in a site's own process, whose files are private."""
     os.umask(0o077)
 
 

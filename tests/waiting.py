@@ -1,4 +1,4 @@
-"""Waiting for what others do, with a deadline that ends a hang and measures nothing."""
+"""Waiting for other tasks and processes, with a deadline that ends a hang and measures nothing."""
 
 import asyncio
 import time
@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 PATIENCE = 300.0
-"""Seconds. Nothing here takes as long; a machine that others share may stand still for a while."""
+"""Seconds. Nothing here takes as long, but a shared machine may stall for a while."""
 T = TypeVar("T")
 
 
 async def until(look: Callable[[], Awaitable[T]], what: str, within: float = PATIENCE) -> T:
-    """The first answer of `look` that is true; in virtual time where the event loop has that.
+    """The first true answer of `look`. Runs in virtual time if the event loop has that.
 
     Raises:
-        AssertionError: there was none in time; it says what was waited for, and the last answer.
+        AssertionError: there was none in time. The message names the awaited event and the last answer.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + within
@@ -25,7 +25,7 @@ async def until(look: Callable[[], Awaitable[T]], what: str, within: float = PAT
 
 
 async def until_so(holds: Callable[[], T], what: str, within: float = PATIENCE) -> T:
-    """`until` for what is seen without awaiting."""
+    """`until` for a condition that needs no await."""
 
     async def look() -> T:
         return holds()
@@ -34,7 +34,7 @@ async def until_so(holds: Callable[[], T], what: str, within: float = PATIENCE) 
 
 
 def until_seen(look: Callable[[], T], what: str, within: float = PATIENCE) -> T:
-    """`until` for what others than this event loop do: processes, threads."""
+    """`until` for work outside this event loop: processes, threads."""
     deadline = time.monotonic() + within
     while not (answer := look()):
         assert time.monotonic() < deadline, _too_late(what, within, answer)

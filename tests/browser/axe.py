@@ -1,7 +1,7 @@
-"""axe-core, which finds what a page lacks for people who do not see it or use no mouse.
+"""axe-core, which finds barriers on a page for people who do not see it or use no mouse.
 
-It is a tool of the tests (MPL-2.0) and no part of what is shipped. `npm pack` fetches it, and its digest is
-compared with the pin below. Without npm or a registry the test says loudly that nothing was checked.
+It is a tool of the tests (MPL-2.0) and is not shipped. `npm pack` fetches it, and its digest is compared
+with the pin below. Without npm or a registry, the test reports loudly that nothing was checked.
 """
 
 import base64
@@ -26,7 +26,7 @@ _RUN = """async () => (await axe.run(document, { resultTypes: ["violations"] }))
 
 @cache
 def program() -> str:
-    """The program for browsers. Skips the test where it cannot be fetched; fails where it is another one."""
+    """The program for browsers. Skips the test if it cannot be fetched, and fails if the digest differs."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             command = ["npm", "pack", "--silent", AXE]
@@ -45,7 +45,7 @@ def program() -> str:
 
 
 def violations(page) -> list[str]:
-    """What axe objects to on a page, in words."""
+    """The violations that axe finds on a page, in words."""
     # Not as a script element: the policy of the page forbids foreign scripts.
     page.evaluate(program())
     return page.evaluate(_RUN)

@@ -46,14 +46,14 @@ def chromium():
 
 @pytest.fixture
 def pictures_folder(tmp_path) -> Path:
-    """Where screenshots go: RACKLOOM_SCREENSHOTS, to keep them."""
+    """The folder for screenshots. Set RACKLOOM_SCREENSHOTS to keep them."""
     folder = Path(os.environ.get("RACKLOOM_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 class Served:
-    """The map of a `ShownSite`, in a thread of its own."""
+    """The map of a `ShownSite`, in its own thread."""
 
     def __init__(self, url: str, site: ShownSite, live: LiveMap, loop: asyncio.AbstractEventLoop) -> None:
         self.url = url
@@ -96,7 +96,7 @@ def serving(reading: SiteReading, port: int = 0, providers: ProviderSignIn | Non
 
 @pytest.fixture
 def open_map(chromium):
-    """Opens the map of a reading, signed in; gives the page and what serves it."""
+    """Opens the map of a reading, signed in. Yields the page and its `Served`."""
 
     @contextmanager
     def opened(

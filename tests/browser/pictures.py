@@ -12,7 +12,7 @@ from typing import NamedTuple
 BLOCK = 16
 """Pixels of a block, each way."""
 TOLERANCE = 20
-"""By how much of 255 a block may differ in a colour."""
+"""The difference, of 255, that a block may have in a colour."""
 
 _BLOCKS = """async ([png, size]) => {
   const bytes = Uint8Array.from(atob(png), (byte) => byte.charCodeAt(0));
@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
     columns: int
     rows: int
     colours: Sequence[int]
-    """Red, green and blue of each block in turn."""
+    """Red, green and blue of each block, block by block."""
     png: bytes
 
 
@@ -56,12 +56,12 @@ def blocks_of(page, picture: bytes, size: int = BLOCK) -> Blocks:
 
 
 def reference_blocks(page, reference: Path) -> Blocks:
-    """The blocks that were kept; each of its pixels is one."""
+    """The blocks of a reference picture, in which each pixel is one block."""
     return blocks_of(page, reference.read_bytes(), 1)
 
 
 def different_blocks(found: Blocks, expected: Blocks) -> list[tuple[int, int]]:
-    """Left and top, in pixels, of each block that differs; of a picture of another size, every block does."""
+    """Left and top, in pixels, of each block that differs. If the sizes differ, every block does."""
     same_size = (found.columns, found.rows) == (expected.columns, expected.rows)
     return [
         (BLOCK * (at % found.columns), BLOCK * (at // found.columns))

@@ -23,7 +23,7 @@ COUNT = """async () => {
 
 @pytest.fixture(scope="module")
 def site(chromium, tmp_path_factory) -> Iterator[EmbeddedSite]:
-    """An embedded site, in a thread of its own."""
+    """An embedded site, in its own thread."""
     ready, up, stop = [], threading.Event(), []
 
     async def serve() -> None:

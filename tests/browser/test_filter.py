@@ -57,7 +57,7 @@ def test_an_entry_of_the_legend_filters_and_is_taken_away_again(open_map, pictur
         assert page.inner_text("#filtered").startswith("Only blue is in colour.")
         assert violations(page) == []
         page.screenshot(path=pictures_folder / f"filter-{scheme}.png")
-        # What the stream brings is filtered too, and the legend stays pressed.
+        # Updates from the stream are filtered too, and the legend stays pressed.
         served.show(story_with_another_holder())
         page.wait_for_selector("#legend li:nth-child(5)")
         assert plain(page, f"{GPUS}:not(.{BLUE})") == 1
@@ -106,7 +106,7 @@ def test_among_many_racks_those_of_one_tenant_are_left(open_map, pictures_folder
             assert plain(page, f"#overview i:not(.{BLUE})") == 1
             assert plain(page, f"#overview i.{BLUE}") == 0
         else:
-            # Whoever has most of a rack: under the filter it is drawn for the chosen group.
+            # A cell shows the holder of most of its rack. Under the filter it is drawn for the chosen group.
             look = "all => [...new Set(all.map((one) => getComputedStyle(one).backgroundColor))]"
             assert len(page.locator(f"{cells}.{BLUE}").evaluate_all(look)) == 1
             assert plain(page, f"{cells}.{BLUE}") == 0

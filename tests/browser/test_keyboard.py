@@ -1,4 +1,4 @@
-"""A whole visit by the keyboard alone: the focus is always seen, and is where a user expects it."""
+"""A whole visit with only the keyboard: the focus is always visible, and is where a user expects it."""
 
 import msgspec
 import pytest
@@ -61,7 +61,7 @@ class Keyboard:
         raise AssertionError(f"no stop of {MOST_STOPS} is {selector}")
 
     def follow(self, key: str = "Enter") -> None:
-        """Follow what has the focus to another page of the map."""
+        """Follow the focused link to another page of the map."""
         with self.page.expect_navigation():
             self.page.keyboard.press(key)
         self.page.wait_for_selector("#live:is([data-state=live], [data-state=past])")
@@ -128,7 +128,7 @@ def test_a_visit_by_the_keyboard_alone(visit):
     opened = rack_id("rack-02")
     keys.expect(f"#{opened}-0-0")
 
-    # A rack, its trays and GPUs; then the details of one, and back to it.
+    # A rack, its trays and GPUs, then the details of one GPU, and back to it.
     keys.press("ArrowDown", "ArrowDown", "ArrowRight")
     assert keys.is_at(f"#{opened}-2-1")
     assert page.inner_text("#hint").startswith("rack-02/slot-15/gpu-1: ")
@@ -174,7 +174,7 @@ def test_a_visit_by_the_keyboard_alone(visit):
     keys.tab_to("nav a")
     keys.follow()
 
-    # What the signs mean.
+    # The meaning of the signs.
     keys.tab_to("#signs summary")
     keys.press("Enter")
     assert page.locator("#signs ul").first.is_visible()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def later(reading: SiteReading, minutes: int) -> SiteReading:
-    """The reading some minutes later, with one more sick GPU for each of them."""
+    """The reading some minutes later, with one more sick GPU for each minute."""
     seen = reading.snapshot
     gpus = tuple(
         msgspec.structs.replace(gpu, healthy=False) if number < minutes else gpu
@@ -28,7 +28,7 @@ def later(reading: SiteReading, minutes: int) -> SiteReading:
 
 
 def let_pass(served, racks, minutes, look=lambda: None):
-    """Show a reading for each minute, and wait until it was read; `look` makes it be read."""
+    """Show a reading for each minute, and wait until it was read. `look` triggers the read."""
     for minute in range(1, minutes + 1):
         served.show(later(story(racks), minute))
         deadline = time.monotonic() + 30

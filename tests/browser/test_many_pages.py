@@ -49,7 +49,7 @@ def test_the_eighth_page_opens_and_the_oldest_make_room(chromium):
         first = pages[0]
         assert "Paused" in first.inner_text("#lost")
         assert violations(first) == []
-        # What it missed comes when somebody uses it again.
+        # A paused page catches up when it is used again.
         served.show(story_with_another_holder(2))
         pages[-1].wait_for_selector("#legend li:nth-child(5)")
         assert first.locator("#legend button").count() == 4

@@ -70,7 +70,7 @@ def test_a_rack_is_opened_and_its_gpu_chosen_and_the_view_is_a_link(open_map, pi
         chosen = page.locator("[aria-selected=true]").get_attribute("id")
         address = page.url
         assert f"gpu={chosen}" in address
-        # The link shows the same to somebody else, and keeps the choice in other colours.
+        # The link shows another person the same view, and keeps the choice in other colours.
         page.goto(served.url)
         page.goto(address)
         page.wait_for_selector(f"#{chosen}[aria-selected=true]")

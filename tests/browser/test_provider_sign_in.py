@@ -1,7 +1,7 @@
-"""Signing in at an identity provider in a browser, which has rules of its own for what another site sends.
+"""Signing in at an identity provider in a browser, which has special rules for requests from another site.
 
-Map and provider are different sites to the browser: `localhost` and `127.0.0.1`. The provider sends everybody
-straight back. What it is asked and what it gives is tested in tests/app/test_map_sign_in.py.
+Map and provider are different sites to the browser: `localhost` and `127.0.0.1`. The provider sends every
+user straight back. tests/app/test_map_sign_in.py tests its requests and responses.
 """
 
 import threading
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class SendsBack(BaseHTTPRequestHandler):
-    """A provider that knows everybody."""
+    """A provider that accepts every user."""
 
     def do_GET(self) -> None:
         asked = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
@@ -37,7 +37,7 @@ class SendsBack(BaseHTTPRequestHandler):
 
 
 class Provider:
-    """What the map knows of it."""
+    """The provider's settings that the map needs."""
 
     issuer = "https://provider.test"
     client_id = "map"

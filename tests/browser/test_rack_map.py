@@ -81,7 +81,7 @@ COUNT = """async (png) => {
 
 
 def colours(page, path):
-    """How many pixels of the picture of the racks have each colour."""
+    """The number of pixels of each colour in the picture of the racks."""
     page.locator("#racks").screenshot(path=path)
     return Counter(page.evaluate(COUNT, base64.b64encode(path.read_bytes()).decode()))
 
@@ -124,7 +124,7 @@ def test_a_rack_says_in_words_what_is_wrong_with_its_fabric(open_map, pictures_f
         looks = {n: fill.evaluate(LOOK) for n, fill in fills.items()}
         assert len(set(looks.values())) == 3, looks
         assert looks[3] == looks[6]
-        # Racks stand on one floor, whatever is written above them.
+        # Racks stand on one floor, no matter how many lines of text are above them.
         floors = {n: box["y"] + box["height"] for n in (0, 3) if (box := racks.nth(n).bounding_box())}
         assert abs(floors[0] - floors[3]) < 1
         racks.nth(6).locator(GPU).first.click()
@@ -152,7 +152,7 @@ PALETTE = """["on", "h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7"].map((name) =
 
 
 def contrast(first, other):
-    """As WCAG 2 defines it."""
+    """The contrast ratio of WCAG 2."""
 
     def luminance(colour):
         parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]

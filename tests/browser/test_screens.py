@@ -86,11 +86,11 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True):
     size: tuple[int, int] = (1280, 800)
     scheme: str = "light"
     who: tuple[str, str] | None = ("provider", OPERATOR)
-    """Organisation and token; None: nobody signs in."""
+    """Organisation and token, or None for no sign-in."""
     then: Callable = lambda _page, _served: None
-    """What is done before one looks."""
+    """Runs before the screenshot."""
     often: bool = False
-    """Whether it is compared with every change."""
+    """Whether the comparison runs with every change."""
 
 
 SCREENS = {

@@ -54,7 +54,7 @@ def test_the_arrows_choose_and_escape_leads_back(open_map):
         assert page.locator(RESULT).count() == 0
         assert page.input_value("#find") == ""
         assert focused(page) == at
-        # A slash within a name is a letter of it.
+        # A slash within a name is an ordinary character.
         search_for(page, "acme-ns/acme-job")
         assert page.input_value("#find") == "acme-ns/acme-job"
         assert page.complaints == []

@@ -21,7 +21,7 @@ def site():
 
 
 class Visit:
-    """A tenant at the map, who looks at each page: axe finds nothing, nothing is wider than the screen."""
+    """A tenant at the map. On each page, axe finds nothing, and nothing is wider than the screen."""
 
     def __init__(self, page, pictures_folder) -> None:
         self.page = page
@@ -142,7 +142,7 @@ def test_a_plan_that_holds_no_longer_is_shown_anew(tenant_at, site):
     first.click(".confirm button")
     assert "this is the plan now" in first.text
     first.look("stale")
-    # Machines that other tests released become free meanwhile, and change the plan again.
+    # Machines that other tests released may become free at any time and change the plan again.
     for _ in range(MOST_PLANS):
         first.click(".confirm button")
         if "2 instances ordered" in first.text:

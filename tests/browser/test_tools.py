@@ -1,4 +1,4 @@
-"""Around the map in a real browser: theme, copying, ages of times, export, and what an empty site says."""
+"""Around the map in a real browser: theme, copying, ages of times, export, and the empty site's page."""
 
 import csv
 import io
@@ -57,7 +57,7 @@ def test_ids_and_commands_are_copied(open_map):
     with open_map(story(1)) as (page, served):
         page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=served.url)
         page.locator("#findings .steps .copy").first.click()
-        # The browser writes to its clipboard in its own time; the button says when it has.
+        # The browser writes to its clipboard asynchronously, and the button shows when it is done.
         page.wait_for_selector("#findings .copy:text-is('copied')")
         assert page.evaluate("navigator.clipboard.readText()") == "rackloom admin partition list"
         page.locator(GPU).first.click()

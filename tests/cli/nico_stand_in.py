@@ -2,7 +2,7 @@
 
 Our REST keeps NICo's contract 1.6.0, so the stand-in is as strict with tokens, organisations in paths and
 pages. It is not NICo: no upstream binary runs here. It never writes to the fabric, because it runs in
-read-only mode; the lab makes the partitions, as NICo's monitor would.
+read-only mode. The lab makes the partitions, as NICo's monitor would.
 """
 
 import ssl
@@ -20,12 +20,12 @@ NAME_LENGTH = 240
 
 
 def nico_name(logical_partition, guids):
-    """What NICo calls the physical partition of a logical partition: its id, then the GUIDs."""
+    """NICo's name for the physical partition of a logical partition: its id, then the GUIDs."""
     return (logical_partition + ",".join(map(str, guids)))[:NAME_LENGTH]
 
 
 async def empty_fabric(fabric):
-    """Without the factory default partition, as NICo leaves a fabric that it uses whole."""
+    """Delete the factory default partition, as NICo does on a fabric that it uses completely."""
     if DEFAULT_PARTITION_ID in fabric.partitions:
         fabric.delete(DEFAULT_PARTITION_ID)
 
@@ -114,7 +114,7 @@ class NicoStandIn(ServedSite):
         self.rest("POST", f"instance/type/{self.type_id}/machine", ids, role="PROVIDER_ADMIN")
 
     def tenant(self, org, name, instances, *, on=None):
-        """A logical partition, a VPC with it as default, and instances; returns the partition's id.
+        """Make a logical partition, a VPC that defaults to it, and instances. Returns the partition's id.
 
         `on` is a domain in which the provider's own instances are to be.
         """
@@ -143,7 +143,7 @@ class NicoStandIn(ServedSite):
         return sorted(int(entry["gpuGuid"]) for entry in shown)
 
     def make_partition(self, fabric, org, partition, *, without=0):
-        """What NICo's monitor does for a logical partition; `without` so many GPUs the result is unequal."""
+        """Do the part of NICo's monitor for a logical partition. `without` leaves out that number of GPUs."""
         guids = self.guids(org, partition)
         name = nico_name(partition, guids)
         fabric.create(name, guids[: len(guids) - without])

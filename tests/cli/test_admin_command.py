@@ -33,8 +33,8 @@ def ground(tmp_path_factory, authority):
 
 @pytest.fixture(scope="module")
 def running(ground):
-    """A service with one rack that is not registered yet; its switch and its admin port."""
-    # The service logs in the same process, and its lines are not the command's.
+    """A service with one rack that is not registered yet: its switch and its admin port."""
+    # The service logs in the same process. Its lines must not mix with the command's.
     structlog.configure(
         processors=[structlog.processors.JSONRenderer()],
         wrapper_class=structlog.BoundLogger,
@@ -50,7 +50,7 @@ def running(ground):
 
 
 class Terminal:
-    """An operator's terminal: runs commands, and keeps what was typed and printed."""
+    """An operator's terminal: runs commands, and keeps its input and output."""
 
     def __init__(self, ground, switch, site, monkeypatch, capsys):
         self.switch, self.capsys, self.monkeypatch = switch, capsys, monkeypatch
@@ -97,7 +97,7 @@ class Terminal:
         return until_seen(look, line)
 
     def transcript(self):
-        """With the ids that are made anew each time replaced by numbered ones, and times by a word."""
+        """The transcript, with generated ids replaced by numbered ones, and times by a word."""
         numbers = {self.switch.fabric.domain: self.switch.fabric.domain}
         text = UUID.sub(
             lambda found: numbers.setdefault(found[0], f"00000000-0000-4000-8000-{len(numbers):012}"),

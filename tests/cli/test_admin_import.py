@@ -206,7 +206,7 @@ def test_a_rollback_restores_the_site_and_touches_no_partition(world, operator):
 
 
 class Interrupted:
-    """A connection that breaks after so many steps have been done, and before the answer is read."""
+    """A connection that breaks after a given number of steps, before the answer is read."""
 
     def __init__(self, steps):
         self.left = steps
@@ -240,7 +240,7 @@ def interrupted_runs(operator, line, monkeypatch):
 
 
 def test_an_import_and_a_rollback_interrupted_again_and_again_end_the_same(world, operator, monkeypatch):
-    """The command line's part; tests/carve/records/test_takeover_steps.py breaks after every transaction."""
+    """The command line only: tests/carve/records/test_takeover_steps.py breaks after every transaction."""
     before = world.reading()
     operator.plan()
     operator.run(operator.apply_line)
@@ -249,7 +249,7 @@ def test_an_import_and_a_rollback_interrupted_again_and_again_end_the_same(world
     for line, end in ((operator.apply_line, whole), (operator.rollback_line, before)):
         runs = sum(1 for _ in interrupted_runs(operator, line, monkeypatch))
         assert world.reading() == end
-        assert runs > 4  # a rollback has fewer: it leaves out what is undone
+        assert runs > 4  # a rollback has fewer, because it skips steps that are already undone
     assert world.writes == []
 
 

@@ -1,4 +1,4 @@
-"""Commands on files of any content: an error with what to change, never a traceback."""
+"""Commands on files of any content: an error that names the remedy, never a traceback."""
 
 import os
 from pathlib import Path
@@ -87,7 +87,7 @@ each_command = pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".
 
 @pytest.fixture
 def bad(tmp_path, monkeypatch):
-    """A folder with every kind of file that is not what was asked for."""
+    """A folder with every kind of unsuitable file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, text in TEXTS.items():
@@ -99,7 +99,7 @@ def bad(tmp_path, monkeypatch):
 
 
 def exit_of(words):
-    """The exit code of a command, and its complaint; an exception that is not ours is a traceback."""
+    """The exit code of a command, and its complaint. A foreign exception counts as a traceback."""
     try:
         code = app(list(words), result_action="return_value")
     except Refused as refused:

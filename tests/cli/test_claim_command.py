@@ -1,4 +1,4 @@
-"""`rackloom claim`: the example claims on the machine of the example, and a refusal that says why."""
+"""`rackloom claim`: the example claims on the machine of the example, and a refusal with its reason."""
 
 import json
 from pathlib import Path

@@ -26,7 +26,7 @@ PROGRAMS: set[Words] = {
     ("transfer", "serve"),
     ("topology", "slurm"),
 }
-"""They go on until they are stopped."""
+"""They run until they are stopped."""
 FIXED_FORM: set[Words] = {
     ("crds",),
     ("completion",),
@@ -44,7 +44,7 @@ WRITERS: set[Words] = {
     ("nixl", "install"),
     ("webhook-certificates",),
 }
-"""What they are asked for are files, an installed package, or a certificate in a Secret."""
+"""Their result is a set of files, an installed package, or a certificate in a Secret."""
 TAKES_FILES: set[Words] = {
     ("place",),
     ("claim", "check"),
@@ -56,7 +56,7 @@ TAKES_FILES: set[Words] = {
     ("admin", "import", "nico", "apply"),
     ("admin", "import", "nico", "rollback"),
 }
-"""What they work on is a manifest, a plan, or a list."""
+"""They work on a manifest, a plan, or a list."""
 READS_A_CLUSTER: set[Words] = {
     ("up",),
     ("doctor",),
@@ -91,7 +91,7 @@ SHORT = {
     "-n": "--namespace",
 }
 OF_UPSTREAM = {"-n": "--name", "-t": "--tenant", "-i": "--instance"}
-"""Of `rackloom admin`, whose commands have the short flags of upstream's operator program."""
+"""Options of `rackloom admin`, which has the short flags of upstream's operator program."""
 
 
 def test_the_lists_of_this_file_name_commands_that_there_are() -> None:

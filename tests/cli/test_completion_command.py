@@ -1,4 +1,4 @@
-"""The completion of a shell: bash runs it; zsh and fish are checked where they are."""
+"""The completion of a shell: bash runs it. zsh and fish are checked if they are installed."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.fixture
 def script(tmp_path, capsys):
-    """Writes the completion of a shell; returns its file."""
+    """Writes the completion of a shell and returns its file."""
 
     def write(shell):
         app(["completion", shell])
@@ -36,7 +36,7 @@ def script(tmp_path, capsys):
 
 
 def offered(script, site, *words):
-    """What bash offers as the next word."""
+    """The words that bash offers next."""
     text = TRY.format(python=sys.executable, script=script, words=" ".join(words), count=len(words))
     environment = {**os.environ, "RACKLOOM_HOME": str(site.home), "RACKLOOM_ORG": "completed"}
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""`rackloom controller`: its options reach the controllers and IMEX daemons; each of gangs is documented."""
+"""`rackloom controller`: options reach the controllers and IMEX daemons. Gang options are documented."""
 
 import inspect
 from pathlib import Path
@@ -15,7 +15,7 @@ from rackloom.errors import Refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "gangs.md"
 RENAMED = {"again": "retry"}
-"""Fields of the settings whose options have a name of their own."""
+"""Fields of the settings whose options have another name."""
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def rackloom(*arguments, **environment):
 
 
 class Diagnosis:
-    """What the command printed and returned, without what differs from run to run."""
+    """The output and exit code of the command, without the parts that differ from run to run."""
 
     def __init__(self, capsys, home):
         self.capsys, self.home = capsys, home

@@ -1,4 +1,4 @@
-"""`kubectl rackloom`: the same program, which asks the cluster of the kubeconfig where nothing is named."""
+"""`kubectl rackloom`: the same program, which defaults to the cluster of the kubeconfig."""
 
 import json
 import os
@@ -37,7 +37,7 @@ WAITING = {**HELD, "metadata": {"name": "waiting", "namespace": "team"}, "status
 
 
 class Plugin:
-    """The plugin beside a kubectl that answers each `get` with one List, and notes what it was asked."""
+    """The plugin beside a kubectl that answers each `get` with one List and records its command lines."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class Plugin:
 
     @property
     def asked(self) -> list[str]:
-        """The command lines of kubectl, but for those that ask for DeviceTaintRules."""
+        """The command lines of kubectl, except those that get DeviceTaintRules."""
         return [line for line in self._lines() if RULES not in line]
 
     @property
@@ -113,7 +113,7 @@ def test_claims_that_wait_in_the_cluster_are_not_placed(plugin: Plugin) -> None:
 
 
 def test_a_template_asks_for_no_claims(plugin: Plugin) -> None:
-    """Whoever may see the hardware alone gets a template: it is allocated on fresh nodes."""
+    """A user who may read only the hardware gets a template, which is tried on empty nodes."""
     wanted = ("--gpus", "4", "--nics", "4", "--align", "numa")
     done = plugin.run("claim", "template", *wanted, "--cluster", "--profile", PROFILE)
     assert done.returncode == 0, done.stderr
@@ -147,7 +147,7 @@ def test_a_job_is_placed_on_the_cluster(plugin: Plugin) -> None:
 def test_the_doctor_examines_the_cluster_of_the_kubeconfig(
     plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kubeconfig whose server is away: the cluster is what is named, not a home of `rackloom up`."""
+    """The kubeconfig's server is down: the error names the cluster, not a home of `rackloom up`."""
     kubeconfig = plugin.folder / "config"
     server = {"name": "lab", "cluster": {"server": "http://127.0.0.1:1"}}
     context = {"name": "lab", "context": {"cluster": "lab", "user": "me"}}

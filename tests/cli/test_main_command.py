@@ -1,4 +1,4 @@
-"""The program as a whole: what it lists, and that every command can be asked for help."""
+"""The program as a whole: its list of commands, and `--help` for each of them."""
 
 import os
 import pty
@@ -19,7 +19,7 @@ RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
 
 
 def rackloom(*arguments):
-    """What the program says in plain text, on lines that are wide enough for its sentences."""
+    """The program's output in plain text, on lines that are wide enough for its sentences."""
     wide = {**os.environ, "COLUMNS": "200"}
     wide.pop("FORCE_COLOR", None)
     return subprocess.run([*RACKLOOM, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=wide)

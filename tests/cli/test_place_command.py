@@ -1,4 +1,4 @@
-"""`rackloom place`: the full-rack job of the examples, what is in its way, each scheduler's rendering."""
+"""`rackloom place`: the full-rack job of the examples, its blockers, and each scheduler's rendering."""
 
 import json
 from pathlib import Path

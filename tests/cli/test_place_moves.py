@@ -1,4 +1,4 @@
-"""Moves keep to what the moved jobs ask of their nodes, and say what they gain."""
+"""Moves respect the node requirements of the moved jobs, and state their gain."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ BINDING: dict[str, dict[str, Any]] = {
 
 
 def two_zones(folder: Path, taint: dict[str, str] | None = None, **small: Any) -> str:
-    """A movable job in zone a and a pinned one in zone b, 4 trays each; a job that wants a whole zone."""
+    """Two zones of 4 trays: a movable job in zone a and a pinned one in zone b."""
     nodes = [node(f"{zone}{tray}", f"clique-{zone}") for zone in "ab" for tray in range(4)]
     for item in nodes:
         item["metadata"]["labels"]["zone"] = item["metadata"]["name"][0]

@@ -1,4 +1,4 @@
-"""One value of a manifest is something else: the answer is a plan or a refusal, whatever it is."""
+"""If any one value of a manifest is replaced, the answer is still a plan or a refusal."""
 
 import json
 import random
@@ -37,7 +37,7 @@ SEED, MOST = 1, 25
 
 
 def objects() -> dict[str, dict[str, Any]]:
-    """A job on a site of four trays; another pod has one of them."""
+    """A job on a site of four trays, one of which another pod has."""
     owners = [{"kind": "Job", "name": "own", "controller": True}]
     running = pod("running", "n3", labels={"rackloom.dev/movable": "true"}, ownerReferences=owners)
     running["spec"] |= deepcopy(SPEC)

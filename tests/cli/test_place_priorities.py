@@ -1,4 +1,4 @@
-"""Who goes first: priority classes of the files, of the site and of Kubernetes itself."""
+"""The order of jobs: priority classes of the files, of the site and of Kubernetes itself."""
 
 import json
 from pathlib import Path
@@ -17,11 +17,11 @@ HIGH = {
 }
 DEFAULT = {**HIGH, "metadata": {"name": "usual"}, "value": 50, "globalDefault": True}
 NOT_SERVED = """echo "error: the server doesn't have a resource type" >&2"""
-"""What kubectl prints of a resource that the server does not serve."""
+"""kubectl's output for a resource that the server does not serve."""
 
 
 def site(folder: Path, *more: dict[str, Any]) -> str:
-    """Two trays; a pod with priority 40 has one of them."""
+    """Two trays, one of which a pod with priority 40 has."""
     holder = pod("holder", "r0-0")
     holder["spec"]["priority"] = 40
     (folder / "site").mkdir()

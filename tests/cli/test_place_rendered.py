@@ -1,4 +1,4 @@
-"""What is printed for a scheduler, what goes with it, and on stderr what the plan rests on."""
+"""The output for each scheduler, its companion objects, and the plan's assumptions on stderr."""
 
 from pathlib import Path
 from typing import Any

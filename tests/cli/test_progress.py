@@ -1,4 +1,4 @@
-"""What a terminal shows while something takes its time: how much is done, how fast, and what is left."""
+"""The progress line of a terminal during slow work: the amount done, the rate, and the rest."""
 
 import io
 import os
@@ -119,7 +119,7 @@ def test_the_steps_of_an_import_are_counted_below_what_became_of_them(capsys) ->
 
 
 class Digest:
-    """As much of a plan as its steps need."""
+    """The part of a plan that its steps need."""
 
     digest = "0" * 64
 
@@ -158,7 +158,7 @@ spec:
     spec:
       containers: [{{name: work, image: work, resources: {{limits: {{nvidia.com/gpu: 4}}}}}}]
 """
-# What takes a second is not waited for: the line appears after a hundredth of it.
+# The progress line appears after 2 ms, so that the test needs no slow work.
 RUN = """
 import sys
 from rackloom.cli import common
@@ -181,7 +181,7 @@ SILENT_SECONDS = 0.5
 
 @contextmanager
 def silent_cluster() -> Iterator[int]:
-    """The port of a server that lets everybody wait, and then hangs up."""
+    """The port of a server that keeps each client waiting, and then hangs up."""
 
     class HangUp(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -196,7 +196,7 @@ def silent_cluster() -> Iterator[int]:
 
 
 def on_a_terminal(*arguments: str) -> tuple[str, str]:
-    """What a command prints on standard output, and on a standard error that is a terminal."""
+    """A command's standard output, and its standard error on a terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", RUN, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:

@@ -1,4 +1,4 @@
-"""The tenant's commands, on a site of one simulated rack; watching and waiting with a client of the test."""
+"""The tenant's commands on a site of one simulated rack. Watching and waiting use a fake client."""
 
 import json
 import re
@@ -21,7 +21,7 @@ __all__ = ["site"]
 
 @pytest.fixture
 def run(site, capsys, monkeypatch):
-    """Runs a command of an organisation; returns what it prints, and on standard error."""
+    """Runs a command as an organisation and returns its standard output and standard error."""
     monkeypatch.setenv("RACKLOOM_HOME", str(site.home))
     monkeypatch.setenv("RACKLOOM_ORG", "cli")
 
@@ -35,7 +35,7 @@ def run(site, capsys, monkeypatch):
 
 @pytest.fixture
 def vpc(run):
-    """Of a partition of its own; the instances are those that the test makes."""
+    """A VPC with its own partition. Deletes the instances that the test makes in it."""
     run("partition", "create", "train")
     run("vpc", "create", "net", "--partition", "train")
     yield "net"
@@ -171,7 +171,7 @@ def kind_of(_):
 
 
 class FakeClient:
-    """Has one reading after the other; the last one for good. An error in their place is raised."""
+    """Returns one reading after the other, and then the last one forever. Raises errors among them."""
 
     def __init__(self, readings):
         self._readings = list(readings)

@@ -41,7 +41,7 @@ INSTALLED = {
     ("ClusterRole", "rackloom-node-gpu"),
     ("CustomResourceDefinition", "computedomains.resource.nvidia.com"),
 }
-"""Of what deploy/kubernetes installs, so much as each step needs."""
+"""The part of deploy/kubernetes that the steps need."""
 
 
 class Command:
@@ -51,7 +51,7 @@ class Command:
         self.config = folder / "kubeconfig"
 
     async def __call__(self, *options):
-        """Exit code, standard output and standard error, without what differs from run to run."""
+        """Exit code, standard output and standard error, without the parts that differ from run to run."""
         words = [sys.executable, "-m", "rackloom.cli.main", "uninstall", "--kubeconfig", str(self.config)]
         done = await asyncio.to_thread(
             subprocess.run, [*words, *options], capture_output=True, text=True, timeout=300

@@ -4,8 +4,8 @@
 a folder of the cache that carries the digest of the pins, so that another pin is another folder. The pins of
 another minor version are in a folder beside this file, which `RACKLOOM_KUBERNETES=1.34` chooses.
 
-python tests/cluster/build.py                 builds what is missing and prints where it is
-python tests/cluster/build.py --download      only downloads what that build needs
+python tests/cluster/build.py                 builds the missing binaries and prints their folder
+python tests/cluster/build.py --download      only downloads the sources for that build
 python tests/cluster/build.py helm            builds Helm alone, which the tests of the chart run
 """
 
@@ -31,7 +31,7 @@ say = partial(print, file=sys.stderr, flush=True)
 
 
 class NotBuilt(Exception):
-    """The binaries are not there and cannot be made here; the text says what to change."""
+    """The binaries are missing and cannot be built here. The message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Tools:
     """Go programs that one go.mod pins."""
 
     module: Path
-    """The folder of go.mod and go.sum, and of a program of ours where there is one."""
+    """The folder of go.mod and go.sum, and of our own program if there is one."""
     packages: Mapping[str, str]
     """The package of each binary."""
 
     @property
     def folder(self) -> Path:
-        """Where they are kept: the same pins, the same place."""
+        """The folder of the binaries, which is the same for the same pins."""
         pins = hashlib.sha256()
         for file in sorted((*self.module.glob("go.*"), *self.module.glob("*.go"))):
             pins.update(file.read_bytes())
@@ -73,7 +73,7 @@ NODE = Tools(
         "kubectl": "k8s.io/kubernetes/cmd/kubectl",
     },
 )
-"""What a real node and its user run, beside the control plane and of the same release."""
+"""The programs of a real node and its user, from the release of the control plane."""
 MPI_OPERATOR = Tools(HERE / "mpi", {"mpi-operator": "."})
 HELM = Tools(HERE / "helm", {"helm": "helm.sh/helm/v4/cmd/helm"})
 
@@ -105,7 +105,7 @@ def at_hand(tools: Tools) -> Path | None:
 
 
 def made(tools: Tools) -> Path:
-    """The folder of the binaries, built where they are not at hand.
+    """The folder of the binaries. Builds them if they are not at hand.
 
     Raises:
         NotBuilt: the build failed.
@@ -186,7 +186,7 @@ def stamps(pins: str) -> str:
 
 
 def _gist(stderr: str) -> str:
-    """The last line that is not progress, which is where Go says what is wrong."""
+    """The last line that is not progress, in which Go names the error."""
     lines = [line.strip() for line in stderr.splitlines() if not line.startswith("go: downloading")]
     return next((line for line in reversed(lines) if line), "go said nothing")
 

@@ -1,6 +1,6 @@
 """A real control plane for the tests of this folder, and simulated nodes on it.
 
-`make test-cluster` sets RACKLOOM_TEST_CLUSTER; without it these tests are collected and skipped, so that
+`make test-cluster` sets RACKLOOM_TEST_CLUSTER. Without it, these tests are collected and skipped, so that
 `make test` neither builds Kubernetes nor runs one for each of its workers.
 """
 
@@ -57,22 +57,22 @@ _LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings(
     r"ignore:Exception ignored in.{2}<(socket\.socket|function _Selector\w*Transport\.__del__) "
     ":pytest.PytestUnraisableExceptionWarning"
 )
-"""A connection whose opener is cancelled is (asyncio of Python 3.11): kubelets end in the middle of calls."""
+"""asyncio of Python 3.11 leaves connections with a cancelled opener there. Kubelets end during calls."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No test here is blamed for what the end of another's kubelets left."""
+    """No test here fails because of connections that the kubelets of another test left."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(_LEFT_TO_THE_COLLECTOR)
 
 
 def pytest_sessionfinish() -> None:
-    """Nor is the whole run: pytest collects what is left once more at its end, where no marker counts."""
+    """Nor does the whole run: pytest collects garbage again at its end, when no marker applies."""
     if os.environ.get(ASKED_BY):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
-            for _ in range(5):  # What one round frees may hold more.
+            for _ in range(5):  # Objects that one round frees may hold more.
                 gc.collect()
 
 
@@ -93,7 +93,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def binaries() -> Callable[[Tools], Path]:
-    """Makes tools that Go builds; nothing is built unless somebody asked for a cluster."""
+    """Builds Go tools, but only if RACKLOOM_TEST_CLUSTER is set."""
     if not os.environ.get(ASKED_BY):
         pytest.skip(f"needs a real control plane: make test-cluster (it sets {ASKED_BY})")
     return made
@@ -103,7 +103,7 @@ def binaries() -> Callable[[Tools], Path]:
 def cluster(
     binaries: Callable[[Tools], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
-    """One control plane for all tests: its url, an admin's kubeconfig, and kubeconfigs for anybody else."""
+    """One control plane for all tests: its URL, an admin's kubeconfig, and kubeconfigs for other users."""
     plane = ControlPlane(binaries(CONTROL_PLANE), tmp_path_factory.mktemp("cluster"))
     try:
         plane.start()
@@ -130,19 +130,19 @@ async def api(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
 
 @pytest.fixture
 def devices() -> DeviceManager:
-    """What prepares claims on the nodes of a test; tests put their own plugins here."""
+    """The manager that prepares claims on the nodes of a test. Tests override it with their plugins."""
     return NoDeviceManager()
 
 
 @pytest.fixture
 def containers() -> ContainerRuntime:
-    """What runs in the pods of a test."""
+    """The containers in the pods of a test."""
     return IdleContainers()
 
 
 @pytest.fixture
 def kubelets_of_plugins() -> dict[str, KubeletPluginManager]:
-    """Kubelets that call plugins over sockets, by node; a module whose `devices` are theirs adds some."""
+    """Kubelets that call plugins over sockets, by node. A module whose `devices` use them adds some."""
     return {}
 
 
@@ -150,7 +150,7 @@ def kubelets_of_plugins() -> dict[str, KubeletPluginManager]:
 async def at_work(
     api: KubeApi, devices: DeviceManager, containers: ContainerRuntime
 ) -> AsyncIterator[SimulatedKubelets]:
-    """Kubelets at work, of no node yet."""
+    """Running kubelets, without nodes yet."""
     kubelets = SimulatedKubelets(api, time.time, random.Random(1), devices=devices, containers=containers)
     task = asyncio.create_task(kubelets.run())
     yield kubelets
@@ -163,14 +163,14 @@ async def at_work(
 async def kubelets(
     api: KubeApi, devices: DeviceManager, containers: ContainerRuntime
 ) -> AsyncIterator[SimulatedKubelets]:
-    """Kubelets at work, of no node yet."""
+    """Running kubelets, without nodes yet."""
     async with at_work(api, devices, containers) as kubelets:
         yield kubelets
 
 
 @contextlib.asynccontextmanager
 async def adding_nodes(api: KubeApi, kubelets: SimulatedKubelets) -> AsyncIterator[AddNodes]:
-    """Registers nodes that are ready; they are deleted at the end."""
+    """Registers ready nodes, and deletes them at the end."""
     names: list[str] = []
 
     async def add(count: int, **spec: Any) -> list[str]:
@@ -195,7 +195,7 @@ async def add_nodes(api: KubeApi, kubelets: SimulatedKubelets) -> AsyncIterator[
 
 @pytest.fixture
 async def namespace(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[str]:
-    """A namespace that pods can be made in; at the end it and its pods are gone, which takes the kubelets."""
+    """A namespace that can take pods. At the end, it and its pods are gone, which needs the kubelets."""
     name = f"test-{next(_numbers)}"
     await api.create(NAMESPACE, {"metadata": {"name": name}})
     await until(lambda: has_account(api, name), "the service account of a new namespace")
@@ -206,7 +206,7 @@ async def namespace(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def base_applied(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
-    """What deploy/kubernetes/base installs, with a node for its pods."""
+    """The objects of deploy/kubernetes/base, with a node for its pods."""
     await add_nodes(1)
     async with applied(cluster, api, "base"):
         yield
@@ -214,7 +214,7 @@ async def base_applied(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes)
 
 @pytest.fixture(scope="module")
 async def base_of_module(cluster: ControlPlane) -> AsyncIterator[None]:
-    """What deploy/kubernetes/base installs, with a node for its pods, for all tests of a module."""
+    """The objects of deploy/kubernetes/base, with a node for its pods, for all tests of a module."""
     async with (
         administered(cluster) as api,
         at_work(api, NoDeviceManager(), IdleContainers()) as kubelets,
@@ -227,7 +227,7 @@ async def base_of_module(cluster: ControlPlane) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def base_shared(api: KubeApi, base_of_module: None) -> AsyncIterator[None]:
-    """The installation of the module; what a test leaves in its namespaces is gone before the next.
+    """The installation of the module. Objects that a test leaves in its namespaces are gone before the next.
 
     To install and uninstall takes longer than most tests that need no more than the rights and the policies.
     """
@@ -240,7 +240,7 @@ async def base_shared(api: KubeApi, base_of_module: None) -> AsyncIterator[None]
 
 
 async def _made_by_tests(api: KubeApi, kind: ResourceKind, namespace: str) -> list[Object]:
-    """What no controller of Kubernetes made, by its metadata."""
+    """The metadata of the objects that no controller of Kubernetes made."""
     found = [obj["metadata"] for obj in (await api.list(kind, namespace)).items]
     return [meta for meta in found if kind is not POD or "ownerReferences" not in meta]
 
@@ -262,9 +262,9 @@ async def mpi_operator(
 async def mpi_operator_at_work(
     binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi, cluster_domain: str = ""
 ) -> AsyncIterator[None]:
-    """The operator at work; `cluster_domain` is its option --cluster-domain.
+    """The operator at work. `cluster_domain` is its option --cluster-domain.
 
-    Its CRD here is one of ours that takes any field.
+    Its CRD here is our own, which accepts any field.
     """
     program = binaries(MPI_OPERATOR) / "mpi-operator"
     await serve(api, MPI_JOB)

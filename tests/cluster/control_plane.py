@@ -1,6 +1,6 @@
 """A real control plane: etcd, kube-apiserver, kube-scheduler and kube-controller-manager.
 
-By default it serves on loopback, for simulated nodes. With an address of its own it serves real nodes
+By default it serves on loopback, for simulated nodes. With a separate address it serves real nodes
 (tests/node): it can be reached through the Service `kubernetes`, calls kubelets, and calls webhooks at the
 addresses of their pods.
 """
@@ -20,7 +20,7 @@ from tests.ports import reserved_ports
 from rackloom.core.cluster.objects import Object
 
 _READY_WITHIN = 300.0
-"""Seconds for the API server to be ready; a machine with nothing else to do needs about five."""
+"""Seconds for the API server to be ready. An idle machine needs about five."""
 _ISSUER = "https://kubernetes.default.svc"
 _SERVICES = "10.96.0.0/16"
 _NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc")
@@ -33,7 +33,7 @@ _PER_SECOND = 2000
 
 
 class NotReady(Exception):
-    """It did not come up; the text has the ends of the logs."""
+    """It did not come up. The message has the ends of the logs."""
 
 
 class ControlPlane:
@@ -58,7 +58,7 @@ class ControlPlane:
         return self.credentials.kubeconfig(self.url, user, *groups)
 
     def kubeconfig_of_token(self, name: str, token: str) -> Path:
-        """A client configuration for whoever this bearer token is."""
+        """A client configuration for the owner of this bearer token."""
         return self.credentials.kubeconfig_of_token(self.url, name, token)
 
     def start(self) -> None:
@@ -84,11 +84,11 @@ class ControlPlane:
         self._children[name] = start(name, [self._binaries / name, *flags[name]()], self.logs)
 
     def kill_one(self, name: str) -> None:
-        """End one of the four without a farewell."""
+        """Kill one of the four without a warning."""
         self._children[name].kill()
 
     def wait_until_ready(self) -> None:
-        """Wait until the API server says so itself.
+        """Wait until the API server reports that it is ready.
 
         Raises:
             NotReady: it ended, or did not become ready in time.
@@ -97,7 +97,7 @@ class ControlPlane:
             self._wait(lambda: _is_ready(client))
 
     def bound_token(self, pod: Object, account: str) -> str:
-        """A token of a service account that counts while the pod exists, as a kubelet asks for."""
+        """A service account token that is valid while the pod exists, as a kubelet requests."""
         meta = pod["metadata"]
         bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
         where = f"/api/v1/namespaces/{meta['namespace']}/serviceaccounts/{account}/token"
@@ -113,7 +113,7 @@ class ControlPlane:
         return httpx2.Client(base_url=self.url, verify=trust, timeout=60)
 
     def stop(self) -> None:
-        """End what still runs, the last started first."""
+        """End the running programs, the last started first."""
         while self._children:
             self._children.popitem()[1].stop()
         self._reserved.close()
@@ -139,7 +139,7 @@ class ControlPlane:
         return [
             f"--data-dir={self._folder}/etcd",
             f"--listen-client-urls={self._store}",
-            # Flags must name addresses to advertise; a single member is called by nobody at either.
+            # The flags must name addresses to advertise, but a single member gets no calls at either.
             "--advertise-client-urls=http://localhost:2379",
             f"--listen-peer-urls=unix://{self._folder}/peer.sock",
             "--unsafe-no-fsync",

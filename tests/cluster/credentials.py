@@ -1,4 +1,4 @@
-"""Keys and certificates of one control plane, made anew for each start and gone with its folder."""
+"""Keys and certificates of one control plane, made for each start and gone with its folder."""
 
 import datetime as dt
 import ipaddress
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 MASTERS = "system:masters"
-"""The group that the API server asks nothing."""
+"""The group that the API server does not authorize."""
 _LIFE = dt.timedelta(days=2)
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
@@ -27,7 +27,7 @@ class Pair:
 
 
 class Credentials:
-    """An authority in a folder of its own, and what it signs."""
+    """An authority in its own folder, and its certificates."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class Credentials:
     def client(self, user: str, *groups: str) -> Pair:
         """For a user as the API server knows users: a common name, and an organization for each group.
 
-        Issued once: who reads the two files while they are written anew finds a key that does not fit.
+        Issued once: a reader of the two files during a rewrite would get a key that does not fit.
         """
         key = (user, *groups)
         if key not in self._clients:

@@ -1,4 +1,4 @@
-"""Custom resource definitions for tests: any fields, and a status of its own."""
+"""Custom resource definitions for tests: any fields, and a status subresource."""
 
 import contextlib
 
@@ -45,7 +45,7 @@ async def is_served(api: KubeApi, *kinds: ResourceKind) -> bool:
 
 
 async def withdraw(api: KubeApi, *kinds: ResourceKind) -> None:
-    """Take the definitions of kinds away and wait until they are gone: another test may define them anew."""
+    """Delete the definitions of kinds and wait until they are gone, as another test may define them again."""
     for kind in kinds:
         with contextlib.suppress(NotFound):
             await api.delete(CRD, name_of(kind))

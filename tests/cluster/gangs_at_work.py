@@ -1,4 +1,4 @@
-"""Gangs on a real control plane: what deploy/kubernetes installs, two racks, and what a gang is told."""
+"""Gangs on a real control plane: the objects of deploy/kubernetes, two racks, and a gang's messages."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ PATIENCE = 300.0
 
 @asynccontextmanager
 async def gangs_at_work(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
-    """The webhook is asked and the controllers work while the context is entered; it ends without a gang."""
+    """The webhook and the controllers work inside the context. It exits once no gang is left."""
     await add_nodes(1)
     kinds = (COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN)
     async with installed(cluster, api, AdmissionSettings(), *kinds), led(api, cluster):
@@ -51,7 +51,7 @@ async def record(api: KubeApi, namespace: str, name: str) -> GangRecord | None:
 
 
 async def does_not_fit(api: KubeApi, namespace: str, name: str) -> str:
-    """Why a gang waits; empty unless it was told that it does not fit."""
+    """The message of a gang that waits because it does not fit, or empty."""
     found = await record(api, namespace, name)
     placed = None if found is None else found.status.condition("Placed")
     return placed.message if placed is not None and placed.reason == "DoesNotFit" else ""

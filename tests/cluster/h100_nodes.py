@@ -44,7 +44,7 @@ class Files:
         self.declare(declared_inventory(MACHINE))
 
     def declare(self, inventory: DeclaredInventory) -> None:
-        """Whole or not at all: the plugin reads it meanwhile."""
+        """Replace the file atomically, because the plugin may read it at any time."""
         partial = self.inventory.with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(inventory))
         partial.replace(self.inventory)

@@ -1,7 +1,7 @@
-"""deploy/kubernetes on a real control plane: an overlay as it is, or with the webhook asked by address.
+"""deploy/kubernetes on a real control plane: an overlay as it is, or with the webhook at an address.
 
-The API server runs on this machine without a pod network, so it is told to call the webhook by address, not
-by its service; our programs have just the rights that deploy/kubernetes gives them.
+The API server runs on this machine without a pod network, so it must call the webhook by address, not by
+its service. Our programs have only the rights that deploy/kubernetes gives them.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ SETTINGS = ControllerSettings(daemon=ImexDaemonSettings(image="rackloom:0.1.0"))
 
 @contextlib.asynccontextmanager
 async def applied(cluster: ControlPlane, api: KubeApi, overlay: str) -> AsyncIterator[None]:
-    """What `kubectl apply -k deploy/kubernetes/<overlay>` installs, once it counts; at the end it is gone."""
+    """The objects of `kubectl apply -k deploy/kubernetes/<overlay>`, once in effect. Removed at the end."""
     folder = str(DEPLOY / overlay)
     await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", folder)
     await until(lambda: is_served(api, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE), "the new types are served")
@@ -123,7 +123,7 @@ async def led(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
 async def controlled(
     api: KubeApi, cluster: ControlPlane, settings: ControllerSettings = SETTINGS
 ) -> AsyncIterator[None]:
-    """The ComputeDomain controller alone, with the token of its own pod."""
+    """The ComputeDomain controller alone, with its pod's token."""
     async with as_account(api, cluster, "rackloom-controller") as own:
         recorder = EventRecorder(own, "rackloom-controller", "test", time.time)
         async with _beside(DomainController(own, settings, recorder, time.time, random.Random(1)).run()):
@@ -142,7 +142,7 @@ async def _beside(program: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def shipped() -> tuple[str, list[Object]]:
-    """What is installed, apart: the webhook configurations, and the rest as YAML."""
+    """The installed objects in two parts: the rest as YAML, and the webhook configurations."""
     built = subprocess.run(
         ["kubectl", "kustomize", str(DEPLOY / "webhook")],
         capture_output=True,
@@ -180,7 +180,7 @@ async def pod_of(api: KubeApi, prefix: str, namespace: str = DRIVER, account: st
 async def as_account(
     api: KubeApi, cluster: ControlPlane, name: str, pod: str | None = None, namespace: str = DRIVER
 ) -> AsyncIterator[KubeApi]:
-    """What a pod under that service account may do; the pods of a Deployment have its name before theirs."""
+    """A client with the rights of a pod of that account. Names of a Deployment's pods begin with its name."""
     found = await pod_of(api, pod or name, namespace, name)
     token = await asyncio.to_thread(cluster.bound_token, found, name)
     async with connect(cluster.kubeconfig_of_token(f"{name}-{time.monotonic_ns()}", token)) as own:
@@ -188,7 +188,7 @@ async def as_account(
 
 
 async def is_asked(api: KubeApi) -> bool:
-    """The API server hears of webhooks, and of their certificate, a moment after they were written."""
+    """The API server uses webhooks, and their certificate, only a moment after they were written."""
     try:
         pod = await api.create(POD, PROBE, dry_run=True)
     except KubeError:

@@ -26,9 +26,9 @@ from rackloom.core.cluster.objects import (
 )
 
 _PAUSE = 0.005
-"""Seconds between two writes of one of them: far less than a test takes from one call to the next."""
+"""Seconds between two writes of one client: far less than the time between two calls of a test."""
 _MARK = "other-"
-"""What all their names begin with."""
+"""The prefix of all their names."""
 _HOME = f"{_MARK}clients"
 _CLASS = "none.other-clients.test"
 _REQUEST = {"name": "one", "exactly": {"deviceClassName": _CLASS}}
@@ -52,16 +52,16 @@ KINDS: dict[ResourceKind, Object] = {
     NODE: {"status": {"capacity": _ROOM, "allocatable": _ROOM, "conditions": [_READY]}},
     NAMESPACE: {},
 }
-"""What they write. Pods for any node and nodes for any pod are among it, as on any cluster."""
+"""The objects that they write. They include pods for any node and nodes for any pod, as on any cluster."""
 _CLUSTER_WIDE = [kind for kind in KINDS if not kind.namespaced]
-"""Their namespace goes with these, and all that is in it."""
+"""The namespace is among these, and takes the other objects with it."""
 
 
 @contextlib.asynccontextmanager
 async def beside_other_clients(api: KubeApi) -> AsyncIterator[Counter[str]]:
-    """Objects of many kinds come and go meanwhile, in a namespace of theirs or in none; counted by kind.
+    """Objects of many kinds come and go inside the context, in a namespace or in none. Counts them by kind.
 
-    At the end all of them are gone: the next test's pods find no node of theirs.
+    At the end all of them are gone, so that the next test's pods find none of their nodes.
     """
     counts, ended = Counter[str](), asyncio.Event()
     await api.create(NAMESPACE, {"metadata": {"name": _HOME}})
@@ -89,7 +89,7 @@ async def _write(
 
 
 async def _none_left(api: KubeApi) -> bool:
-    """A life that an error cut short has left its object, and a namespace goes a while after its deletion."""
+    """Deletes objects that an error left. A namespace goes only a while after its deletion."""
     left = [(kind, obj) for kind in _CLUSTER_WIDE for obj in await _written(api, kind)]
     for kind, obj in left:
         if "deletionTimestamp" not in obj["metadata"]:

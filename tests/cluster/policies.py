@@ -1,4 +1,4 @@
-"""The admission policies of deploy/kubernetes: whether they count yet."""
+"""Checks whether the admission policies of deploy/kubernetes are in effect."""
 
 import json
 from typing import Self
@@ -40,7 +40,7 @@ def slice_of(node: str, name: str) -> Object:
 
 
 async def policies_count(cluster: ControlPlane) -> bool:
-    """A policy counts a moment after it was made. RBAC allows these writes, one policy each does not."""
+    """New policies take effect after a moment. RBAC allows these writes, and one policy denies each."""
     meta = {"name": "probe", "namespace": DAEMONS}
     labels = {"labels": {"a": "b"}}
     pods = {"selector": {"matchLabels": labels["labels"]}}
@@ -67,7 +67,7 @@ async def policies_count(cluster: ControlPlane) -> bool:
 
 
 class _Account:
-    """What the policies keep a service account from, as the administrator finds out in its name."""
+    """The calls that the policies deny to a service account, found by impersonating it as administrator."""
 
     def __init__(self, cluster: ControlPlane, namespace: str, name: str) -> None:
         self._client = http_client(cluster.admin, None)
@@ -89,7 +89,7 @@ class _Account:
         return False
 
     async def may_not_label(self, kind: str) -> bool:
-        """The first of a kind in v1 that is there; False where there is none."""
+        """Tries the first object of a kind in v1. False if there is none."""
         path = f"api/v1/{kind}"
         found = (await self._admin.get(path)).json()["items"]
         if not found:

@@ -8,7 +8,7 @@ from pathlib import Path
 _TAIL = 30
 """Lines of a log that are shown."""
 _PATIENCE = 10.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a process has to end before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Child:
         return self.process.poll() is not None
 
     def stop(self) -> None:
-        """Ask it to end, and make it end where it does not."""
+        """Terminate it, and kill it if it does not end."""
         self.process.terminate()
         try:
             self.process.wait(_PATIENCE)
@@ -32,7 +32,7 @@ class Child:
             self.process.wait()
 
     def kill(self) -> None:
-        """End it without a farewell, as a machine that fails does."""
+        """Kill it without a warning, as a failing machine does."""
         self.process.kill()
         self.process.wait()
 
@@ -43,10 +43,10 @@ class Child:
 
 
 def start(name: str, argv: Sequence[str | Path], logs: Path) -> Child:
-    """Start a program in a process group of its own.
+    """Start a program in its own process group.
 
-    The kernel ends it with the thread that started it (prctl PDEATHSIG, through setpriv), so that a test run
-    that is killed leaves nothing behind.
+    The kernel ends it with the thread that started it (prctl PDEATHSIG, through setpriv), so that a killed
+    test run leaves nothing behind.
     """
     log = logs / f"{name}.log"
     command = ["setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]

@@ -35,7 +35,7 @@ class PatternMaker:
         self._random = random.Random(seed)
 
     def cases(self, count: int) -> Iterator[tuple[str, list[str]]]:
-        """Patterns, each with subjects; a third of them were changed at random after they were made."""
+        """Patterns, each with subjects. A third of the patterns have random changes."""
         for _ in range(count):
             pattern = self._alternation(self._random.choice((1, 2, 2, 3)))
             if self._random.random() < 0.34:
@@ -129,6 +129,6 @@ class PatternMaker:
         return pattern
 
     def _subject(self, pattern: str) -> str:
-        """Text of the pattern's own characters, and of others."""
+        """Text of the pattern's characters, and of others."""
         alphabet = _LETTERS + "".join(char for char in pattern if char.isalnum()) * 2
         return "".join(self._random.choices(alphabet, k=self._random.choice((0, 1, 2, 3, 5, 8, 13, 40))))

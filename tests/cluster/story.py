@@ -39,7 +39,7 @@ PATIENCE = 480.0
 
 @contextlib.asynccontextmanager
 async def admission(cluster: ControlPlane, api: KubeApi, programs: Programs) -> AsyncIterator[None]:
-    """What deploy/kubernetes/webhook installs, asked about everything it is installed for."""
+    """The objects of deploy/kubernetes/webhook, with the webhook called for all its rules."""
     rest, hooks = await asyncio.to_thread(shipped)
     await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-f", "-", given=rest)
 
@@ -57,7 +57,7 @@ async def admission(cluster: ControlPlane, api: KubeApi, programs: Programs) -> 
 
 @dataclass
 class Site:
-    """The trays of a cluster and what runs on them."""
+    """The trays of a cluster and their pods."""
 
     cluster: ControlPlane
     api: KubeApi
@@ -86,10 +86,10 @@ class Site:
         )
 
     async def power_off(self) -> None:
-        """The nodes leave, and what only a living plugin would take away goes with them."""
+        """The nodes leave, along with the slices that only a living plugin would delete."""
         for kind in (NODE, RESOURCE_SLICE):
             for item in (await self.api.list(kind)).items:
-                with contextlib.suppress(NotFound):  # The kubelet of a node wipes what a plugin leaves too.
+                with contextlib.suppress(NotFound):  # The node's kubelet deletes a plugin's slices too.
                     await self.api.delete(kind, item["metadata"]["name"])
 
     async def kubectl(self, *words: str) -> str:
@@ -107,7 +107,7 @@ class Site:
     ) -> ComputeDomainStatus:
         """The status of a ComputeDomain once it is Ready and meshed on these nodes.
 
-        One that shares a warm clique has all of its nodes, and the warm domain says whether it is meshed.
+        A domain that shares a warm clique has all nodes of it, and the warm domain shows if it is meshed.
         """
 
         async def look() -> ComputeDomainStatus | None:
@@ -163,7 +163,7 @@ class Site:
         return {self.trays[pod["spec"]["nodeName"]].clique for pod in pods}
 
     async def left_overs(self, namespace: str | None = None) -> dict[str, list[str]]:
-        """What there is of ComputeDomains, in one namespace or anywhere; nothing once all are gone."""
+        """The objects of ComputeDomains, in one namespace or anywhere. Empty once all are gone."""
         kinds = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM)
         found = {kind.kind: await self._of(kind, namespace) for kind in kinds}
         if namespace is None:
@@ -182,7 +182,7 @@ class Site:
         ]
 
     async def give_up(self, namespace: str) -> None:
-        """Take apart what a failed test left: without plugins and controller its pods would never end."""
+        """Remove the rest of a failed test, whose pods would never end without plugins and controller."""
         if not await self.left_overs():
             return
         for pod in (await self.api.list(POD, namespace)).items:

@@ -1,4 +1,4 @@
-"""Small jobs for the whole story, and what may die under them."""
+"""Small jobs for the whole story, and the programs that may die under them."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ NOT_PREPARED = "FailedPrepareDynamicResources"
 
 
 def domain(namespace: str, name: str) -> Object:
-    """A ComputeDomain whose template is called `channel-<name>`."""
+    """A ComputeDomain with a template that is called `channel-<name>`."""
     spec = {"channel": {"resourceClaimTemplate": {"name": f"channel-{name}"}}}
     return {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
@@ -35,7 +35,7 @@ def worker(namespace: str, job: str, number: int) -> Object:
 
 
 def template(namespace: str, name: str, **parameters: object) -> Object:
-    """A claim template that somebody wrote by hand, for a channel with these parameters."""
+    """A claim template that a user wrote by hand, for a channel with these parameters."""
     config = {"apiVersion": names.API_VERSION, "kind": "ComputeDomainChannelConfig", **parameters}
     opaque = {"driver": names.IMEX_DRIVER, "parameters": config}
     request = {"name": "channel", "exactly": {"deviceClassName": names.CHANNEL_CLASS}}
@@ -47,7 +47,7 @@ def template(namespace: str, name: str, **parameters: object) -> Object:
 
 
 async def start(site: Site, namespace: str, job: str, workers: int) -> str:
-    """Create a ComputeDomain and its pods; its UID."""
+    """Create a ComputeDomain and its pods. Returns its UID."""
     made = await site.api.create(COMPUTE_DOMAIN, domain(namespace, job))
     for number in range(workers):
         await site.api.create(POD, worker(namespace, job, number))
@@ -77,14 +77,14 @@ async def prepare_event(site: Site, namespace: str, pod: str, text: str) -> Obje
 
 
 async def hand_made(site: Site, namespace: str, name: str, **parameters: object) -> None:
-    """A pod with a template that somebody wrote by hand."""
+    """A pod with a template that a user wrote by hand."""
     made = template(namespace, f"channel-{name}", **parameters)
     await site.api.create(RESOURCE_CLAIM_TEMPLATE, made)
     await site.api.create(POD, worker(namespace, name, 0))
 
 
 async def _kill(site: Site, pods: list[Object]) -> None:
-    """End pods without a farewell; one that is gone already has been replaced."""
+    """Kill pods without a grace period. A pod that is gone already has been replaced."""
     for pod in pods:
         with contextlib.suppress(NotFound):
             await site.api.delete(POD, pod["metadata"]["name"], pod["metadata"]["namespace"], grace_seconds=0)
@@ -138,4 +138,4 @@ DEATHS: Mapping[str, Callable[[Site], Awaitable[None]]] = {
     "api-server": _api_server,
     "node": _node,
 }
-"""What dies without a farewell, and is started again by whoever starts such things."""
+"""Parts that die without a warning, and that their usual supervisor starts again."""

@@ -1,8 +1,8 @@
-"""What runs in the containers of simulated pods: the programs of this project, with the rights of their pods.
+"""The programs of this project in the containers of simulated pods, with the rights of their pods.
 
-Which program it is follows from the containers' arguments. Every one has the bound token of its own pod, and
-a daemon has the environment that its claim's CDI spec gives it. Only nvidia-imex is a stand-in; the plugins
-of other drivers do nothing here.
+The containers' arguments select the program. Every program has the bound token of its pod, and a daemon has
+the environment that its claim's CDI spec gives it. Only nvidia-imex is a stand-in. The plugins of other
+drivers do nothing here.
 """
 
 import asyncio
@@ -64,14 +64,14 @@ class Programs:
     network: str
     isolation: ImexIsolation = ImexIsolation.DOMAIN
     serving: set[str] = field(default_factory=set)
-    """Nodes whose plugin has published its devices."""
+    """Nodes on which the plugin has published its devices."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when workloads whose name has `launcher` in it may end."""
+    """Set when workloads with `launcher` in their name may end."""
     webhook_ports: list[int] = field(default_factory=list)
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is cleared, no daemon starts."""
     failures: list[str] = field(default_factory=list)
-    """What programs ended with that should have gone on."""
+    """The tracebacks of programs that failed."""
     children: dict[str, ImexChild] = field(default_factory=dict)
     """The nvidia-imex of each daemon pod, by the pod's name."""
 
@@ -79,7 +79,7 @@ class Programs:
         self.may_start.set()
 
     async def run(self, node: str, pod: Object, ready: Ready) -> int:
-        """A program that fails ends its container with 1, and what it failed with is told at the end."""
+        """A program that fails ends its container with 1. The test reports the failure at its end."""
         try:
             return await self._run(node, pod, ready)
         except Exception:
@@ -104,7 +104,7 @@ class Programs:
 
     @contextlib.asynccontextmanager
     async def _own(self, pod: Object) -> AsyncIterator[KubeClient]:
-        """The API server with the token of this pod; to the pod's token the program's rights are bound."""
+        """A client with the token of this pod, to which the program's rights are bound."""
         account = pod["spec"]["serviceAccountName"]
         token = await asyncio.to_thread(self.cluster.bound_token, pod, account)
         file = self.cluster.kubeconfig_of_token(pod["metadata"]["uid"], token)
@@ -154,7 +154,7 @@ class Programs:
         return 0
 
     async def _certificates(self, node: str, pod: Object, ready: Ready) -> int:
-        """kubelet starts a container again that failed, as it does until there are configurations."""
+        """It fails until there are configurations. The loop stands for kubelet's container restarts."""
         async with self._own(pod) as own:
             await ready()
             issuer = CertificateIssuer(own, DRIVER, ("localhost",), time.time)
@@ -175,7 +175,7 @@ class Programs:
         return 0
 
     async def _edits(self, node: str, pod: Object) -> list[dict[str, list[object]]]:
-        """What each claim of the pod puts into its container."""
+        """The edits of each claim of the pod to its container."""
         namespace = pod["metadata"]["namespace"]
         claims = [await self.api.get(RESOURCE_CLAIM, name, namespace) for name in pod_claim_names(pod)]
         return [self.trays[node].edits(claim["metadata"]["uid"]) for claim in claims]
@@ -207,11 +207,11 @@ class Programs:
         return child
 
     def kill_imex(self, pod: str) -> None:
-        """nvidia-imex of a daemon pod ends without a farewell."""
+        """Kill nvidia-imex of a daemon pod without a warning."""
         self.children[pod].send_signal(signal.SIGKILL)
 
     async def _files(self, pod: Object, place: DaemonIdentity) -> tuple[ImexHost, ImexFiles, ImexTls]:
-        """The container's own files; its certificate is what kubelet projects of the domain's Secret."""
+        """The container's own files. kubelet projects its certificate from the domain's Secret."""
         folder = self.home / pod["metadata"]["uid"]
         folder.mkdir()
         hosts = folder / "hosts"
@@ -225,7 +225,7 @@ class Programs:
         return ImexHost(hosts, self.network, beat=2.0, speed=10), files, tls
 
     async def _secret(self, name: str) -> dict[str, bytes]:
-        """kubelet starts no container before it has the Secrets that are mounted there."""
+        """kubelet starts a container only once it has the mounted Secrets."""
         while True:
             with contextlib.suppress(NotFound):
                 found = await self.api.get(SECRET, name, DAEMONS)

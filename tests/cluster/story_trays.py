@@ -1,4 +1,4 @@
-"""Compute trays of NVLink cliques: what a node plugin finds on each, and the kubelet that calls it."""
+"""Compute trays of NVLink cliques: the files that a node plugin finds on each, and its kubelet."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -30,7 +30,7 @@ def clique_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class Tray:
-    """The file system of one node, as far as anybody here reads or writes it."""
+    """The part of one node's file system that the programs here read or write."""
 
     root: Path
     clique: int
@@ -47,7 +47,7 @@ class Tray:
         return self.root / "fabric.json"
 
     def furnish(self) -> None:
-        """Write what the kernel and NVML would say."""
+        """Write the files that stand for the kernel and NVML."""
         random = self.root / "proc/sys/kernel/random"
         random.mkdir(parents=True)
         self.places.registry.mkdir()
@@ -62,7 +62,7 @@ class Tray:
         )
 
     def boot(self, number: int) -> None:
-        """The kernel's boot id is another one after each boot."""
+        """The kernel's boot id changes with each boot."""
         (self.root / "proc/sys/kernel/random/boot_id").write_text(f"boot-{number}\n")
 
     def cdi_files(self) -> list[str]:
@@ -76,7 +76,7 @@ class Tray:
         return sorted(uid for uid, claim in claims.items() if claim.state is not PrepareState.ABORTED)
 
     def edits(self, claim_uid: str) -> dict[str, list[object]]:
-        """What the container runtime reads of a claim's CDI spec."""
+        """The edits that the container runtime reads from a claim's CDI spec."""
         (path,) = self.places.cdi.glob(f"*-claim_{claim_uid}.yaml")
         (device,) = json.loads(path.read_text())["devices"]
         edits: dict[str, list[object]] = device["containerEdits"]

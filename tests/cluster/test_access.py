@@ -1,4 +1,4 @@
-"""Who may do what: RBAC, and tokens of service accounts that are bound to a pod and its node."""
+"""Access rights: RBAC, and tokens of service accounts that are bound to a pod and its node."""
 
 import pytest
 from tests.cluster.conftest import AddNodes

@@ -1,4 +1,4 @@
-"""The API server calls a webhook on loopback over TLS, and does what it answers."""
+"""The API server calls a webhook on loopback over TLS and follows its answer."""
 
 import json
 import ssl

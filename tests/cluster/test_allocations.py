@@ -1,4 +1,4 @@
-"""The real scheduler allocates what `rackloom claim allocate` predicts."""
+"""The real scheduler allocates as `rackloom claim allocate` predicts."""
 
 import asyncio
 import json

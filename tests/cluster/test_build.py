@@ -1,4 +1,4 @@
-"""Where the binaries come from, and what is said when there are none; nothing is built here."""
+"""The source of the binaries, and the message if there are none. Nothing is built here."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ Helm = Callable[..., "asyncio.Future[str]"]
 
 @pytest.fixture
 def helm(binaries: Callable[[Tools], Path], cluster: ControlPlane, tmp_path: Path) -> Helm:
-    """Runs Helm as the administrator; what it prints."""
+    """Runs Helm as the administrator and returns its output."""
     program = binaries(HELM) / "helm"
     homes = {f"HELM_{kind}_HOME": str(tmp_path / kind) for kind in ("CACHE", "CONFIG", "DATA")}
     env = {**os.environ, **homes, "KUBECONFIG": str(cluster.admin)}
@@ -55,7 +55,7 @@ def helm(binaries: Callable[[Tools], Path], cluster: ControlPlane, tmp_path: Pat
 
 @pytest.fixture
 async def clean(cluster: ControlPlane, api: KubeApi) -> AsyncIterator[None]:
-    """Nothing of Rackloom stays for the next test, whatever a test has left."""
+    """Removes all of Rackloom for the next test, even if a test has left objects."""
     yield
     code, outcome, complaint = await uninstall(cluster, "--helm-release", "rackloom", "--yes")
     assert (code, outcome["rest"]["steps"]) == (0, []), complaint
@@ -63,7 +63,7 @@ async def clean(cluster: ControlPlane, api: KubeApi) -> AsyncIterator[None]:
 
 
 async def definition(api: KubeApi) -> dict[str, str]:
-    """What Helm says of the definition of ComputeDomains."""
+    """Helm's annotations on the definition of ComputeDomains."""
     notes: dict[str, str] = (await api.get(CRD, DEFINITION))["metadata"].get("annotations") or {}
     return notes
 
@@ -73,7 +73,7 @@ async def tags(api: KubeApi) -> set[str]:
 
 
 async def specs(api: KubeApi) -> dict[str, Object]:
-    """What our programs run from. The generation of a Deployment counts changes of its annotations, too."""
+    """The specs of our programs. A Deployment's generation would also count changes of its annotations."""
     found = [*(await api.list(DEPLOYMENT, DRIVER)).items, *(await api.list(DAEMON_SET, DRIVER)).items]
     return {program["metadata"]["name"]: program["spec"] for program in found}
 

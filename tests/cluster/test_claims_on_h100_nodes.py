@@ -1,7 +1,7 @@
 """The claims of nixl-kv-transfer on two H100 nodes with our own plugins: predicted, allocated, prepared.
 
-Nothing of the cluster is written by hand but the device classes: the GPU and the NIC plugin publish what they
-find in the files of the H100 machine, the real scheduler allocates, the plugins prepare over their sockets.
+Only the device classes are written by hand. The GPU and the NIC plugin publish the devices in the files of
+the H100 machine, the real scheduler allocates, and the plugins prepare over their sockets.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ async def h100_nodes(
 
 
 async def rackloom(*words: str | Path) -> str:
-    """What the command prints, as a person would run it."""
+    """The command's output, as a person would run it."""
     program = await asyncio.create_subprocess_exec(
         RACKLOOM, *map(str, words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

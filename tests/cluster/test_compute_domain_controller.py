@@ -98,7 +98,7 @@ async def test_the_life_of_a_compute_domain_with_the_controllers_own_rights(
 async def test_daemons_of_an_earlier_release_run_until_their_domain_is_deleted(
     cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, namespace: str
 ) -> None:
-    """In the namespace of our programs, where the base gives no right over Secrets and DaemonSets."""
+    """In the namespace of our programs, in which the base gives no right over Secrets and DaemonSets."""
     await add_nodes(1)
     settings = msgspec.structs.replace(SETTINGS, additional_namespaces=(DRIVER,))
     async with applied(cluster, api, "take-over"):

@@ -1,4 +1,4 @@
-"""Two `rackloom controller` processes: one leads, and when it is killed the other goes on."""
+"""Two `rackloom controller` processes: one leads, and when it is killed, the other takes over."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What the controller may do on a real API server with its own token, and what is kept from it."""
+"""The controller's rights on a real API server with its own token, and the calls that are denied."""
 
 import asyncio
 import contextlib
@@ -247,7 +247,7 @@ async def test_the_controller_starts_imex_daemons_and_no_other_programs(
 async def test_no_daemon_set_is_made_in_another_namespace_whatever_roles_say(
     api: KubeApi, controller: KubeApi, domain: ComputeDomain
 ) -> None:
-    """Where daemons of earlier releases are taken over, the controller has a role in their namespace too."""
+    """To take over daemons of earlier releases, the controller also has a role in their namespace."""
     meta = {"name": "more", "namespace": DRIVER}
     rule = {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["create"]}
     await api.create(ROLE, {"metadata": meta, "rules": [rule]})
@@ -268,7 +268,7 @@ async def test_no_daemon_set_is_made_in_another_namespace_whatever_roles_say(
 async def test_pod_security_keeps_privileged_pods_out_of_the_daemons_namespace(
     api: KubeApi, domain: ComputeDomain
 ) -> None:
-    """Also from an administrator: a mistake of ours would be refused there."""
+    """Also if an administrator creates them, so a mistake in our code would be refused too."""
     spec = daemon_set(domain, SETTINGS, DAEMONS)["spec"]["template"]["spec"]
     pod = {"metadata": {"name": "probe", "namespace": DAEMONS}, "spec": spec}
     await api.create(POD, pod, dry_run=True)
@@ -393,7 +393,7 @@ def _of_any_daemon(policy: Any) -> None:
 async def test_the_controller_opens_the_ports_of_imex_to_the_same_compute_domain_only(
     api: KubeApi, controller: KubeApi, domain: ComputeDomain
 ) -> None:
-    """The API server checks the policies' form; no network enforces them here."""
+    """The API server checks the policies' form. No network enforces them here."""
     made = network_policy(domain, DAEMONS)
     for change in (_from_anywhere, _other_port, _every_namespace, _an_address, _of_all_pods, _of_any_daemon):
         call = controller.create(NETWORK_POLICY, changed(made, change), dry_run=True)

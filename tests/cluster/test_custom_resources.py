@@ -1,4 +1,4 @@
-"""Custom resources with a status of their own, and kubectl as a second reader."""
+"""Custom resources with a status subresource, and kubectl as a second reader."""
 
 import json
 

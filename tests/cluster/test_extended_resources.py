@@ -1,7 +1,7 @@
 """`nvidia.com/gpu: N` without a device plugin: the class of `gpus-by-count`, the real scheduler, our plugin.
 
 The scheduler makes the claim of a pod that counts GPUs. It names the claim in the pod's status, with the
-request of each container; the kubelet prepares it like any other.
+request of each container. The kubelet prepares it like any other.
 """
 
 import shutil
@@ -49,7 +49,7 @@ def devices(kubelets_of_plugins: dict[str, KubeletPluginManager]) -> SocketDraMa
 
 @pytest.fixture(scope="module")
 def overlay() -> list[Object]:
-    """What the overlay builds."""
+    """The objects of the overlay."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("NO KUBECTL: the overlay cannot be built")
@@ -67,7 +67,7 @@ async def gpu_class(api: KubeApi, overlay: list[Object]) -> AsyncIterator[Object
 
 @pytest.fixture
 def counted() -> dict[str, str]:
-    """What a device plugin counts on the node: nothing, since there is none."""
+    """The resources that a device plugin counts on the node. Empty, since there is no device plugin."""
     return {}
 
 
@@ -79,7 +79,7 @@ async def host(
     gpu_class: Object,
     counted: dict[str, str],
 ) -> AsyncIterator[tuple[str, Files]]:
-    """A node whose eight GPUs are published by our plugin."""
+    """A node with eight GPUs that our plugin publishes."""
     (node,) = await add_nodes(1, capacity={"cpu": "96", "memory": "1000Gi", "pods": "110", **counted})
     async with AsyncExitStack() as stack:
         files = Files(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl"))))
@@ -108,7 +108,7 @@ async def running(api: KubeApi, name: str, namespace: str) -> Object:
 
 
 def gpus_of(claim: Object) -> set[str]:
-    """The device files of what a claim got."""
+    """The device files of a claim's devices."""
     return {
         f"/dev/nvidia{result.device.removeprefix('gpu-')}"
         for result in allocated_devices(claim)
@@ -195,7 +195,7 @@ async def test_a_pod_may_claim_other_devices_beside_what_it_counts(
 async def test_a_pod_that_counts_is_evicted_as_the_page_says(
     api: KubeApi, cluster: ControlPlane, host: tuple[str, Files], namespace: str
 ) -> None:
-    """A NoExecute taint of a device does not evict it (kubernetes#141290); the Eviction API does."""
+    """A NoExecute taint of a device does not evict it (kubernetes#141290), but the Eviction API does."""
     node, _ = host
     pod = counting_pod("job", namespace, train=2)
     pod["metadata"]["labels"] = {"app": "job"}
@@ -221,7 +221,7 @@ async def test_a_pod_that_counts_is_evicted_as_the_page_says(
     await api.delete(BUDGET, "job", namespace)
 
     async def evicted() -> bool:
-        # The API server hears of the deletion of the budget a moment later.
+        # The API server learns of the budget's deletion a moment later.
         done = typed(cluster, evict)
         assert done.returncode == 0 or "TooManyRequests" in done.stderr, done.stderr
         return done.returncode == 0
@@ -233,7 +233,7 @@ async def test_a_pod_that_counts_is_evicted_as_the_page_says(
 async def test_what_a_device_plugin_counts_is_not_claimed(
     api: KubeApi, host: tuple[str, Files], namespace: str
 ) -> None:
-    """Also where the node publishes GPUs: the device plugin and ours must not serve one node."""
+    """Even if the node publishes GPUs: the device plugin and ours must not serve one node."""
     await api.create(POD, counting_pod("job", namespace, train=2))
     pod = await running(api, "job", namespace)
     assert not list(pod_claim_names(pod))

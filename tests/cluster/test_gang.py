@@ -1,7 +1,7 @@
 """A whole-rack MPIJob on a real control plane: gated by the webhook, placed, reserved, pinned and let go.
 
-The API server, scheduler, controllers and MPI operator are the real ones; our controller and our webhook have
-just the rights that deploy/kubernetes gives them. Nodes are simulated, and carry the labels of their clique.
+The API server, scheduler, controllers and MPI operator are real. Our controller and our webhook have only the
+rights that deploy/kubernetes gives them. Nodes are simulated, and carry the labels of their clique.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ TRAYS = 18
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
-    """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
+    """The objects of deploy/kubernetes, with the webhook and the controllers at work."""
     async with gangs_at_work(cluster, api, add_nodes):
         yield
 
@@ -66,7 +66,7 @@ def mpi_job(namespace: str, name: str, workers: int) -> Object:
 
 
 def small_job(namespace: str, pods: int) -> Object:
-    """A job that knows of no gangs: each of its pods takes a whole tray, wherever there is one."""
+    """A job without a gang: each of its pods takes any whole tray."""
     container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
     spec = {"restartPolicy": "Never", "containers": [container]}
     template = {"metadata": {"labels": {"job": "small"}}, "spec": spec}
@@ -110,7 +110,7 @@ async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rac
         return found is not None and found.plan is not None and await held(api) == set(found.reserved)
 
     await until(reserved, "the rack is reserved", PATIENCE)
-    # Its pods may take any free tray of the cluster; kube-scheduler would spread them over both racks.
+    # Its pods may take any free tray of the cluster. kube-scheduler would spread them over both racks.
     await api.create(JOB, small_job(namespace, 6))
     places = await until(all_bound(api, namespace, "rack", TRAYS + 1), "the gang is bound", PATIENCE)
     (rack,) = {racks[node] for node in places.values()}
@@ -119,7 +119,7 @@ async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rac
     small = await until(all_bound(api, namespace, "small", 6), "the small job is bound", PATIENCE)
     assert {racks[node] for node in small.values()} == {"1", "2"} - {rack}
 
-    # A second gang does not fit beside it: it is told, and takes nothing.
+    # A second gang does not fit beside it: it gets a message, and takes nothing.
     await api.create(MPI_JOB, mpi_job(namespace, "late", TRAYS))
     await until(lambda: does_not_fit(api, namespace, "late"), "the second gang is told", PATIENCE)
     assert await held(api) == workers
@@ -196,7 +196,7 @@ async def test_the_controller_may_change_pods_of_gangs_only_and_only_to_let_them
     note = {"op": "add", "path": "/metadata/annotations", "value": {TRAY_ANNOTATION: "n"}}
     gate = {"op": "remove", "path": "/spec/schedulingGates/0"}
     image = {"op": "replace", "path": "/spec/containers/0/image", "value": "other"}
-    # Until the policy counts, a change is made: only `note` and `image` can then be asked for again.
+    # Until the policy is in effect, a change succeeds. Only `note` and `image` can then be sent again.
     repeatable = {"plain": (note,), "ganged": (image,)}
     changes = {"plain": (note, gate), "ganged": (gate, image)}
     async with as_account(api, cluster, "rackloom-controller") as own:
@@ -210,7 +210,7 @@ async def test_the_controller_may_change_pods_of_gangs_only_and_only_to_let_them
 
 
 async def refused(own: KubeApi, namespace: str, name: str, change: tuple[Object, ...]) -> bool:
-    """A policy counts a moment after it was made, so what it forbids is tried again."""
+    """Tries a forbidden change. Call it repeatedly, because a new policy takes effect only after a moment."""
     try:
         await own.patch(POD, name, namespace, change)
     except Rejected as error:

@@ -1,4 +1,4 @@
-"""A gang whose members claim NICs, on a real control plane: kube-scheduler allocates what was counted on."""
+"""A gang with claims for NICs, on a real control plane: kube-scheduler allocates the planned devices."""
 
 from collections.abc import AsyncIterator
 
@@ -25,14 +25,14 @@ NIC = "nic.test.example.com"
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
-    """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
+    """The objects of deploy/kubernetes, with the webhook and the controllers at work."""
     async with gangs_at_work(cluster, api, add_nodes):
         yield
 
 
 @pytest.fixture
 async def racks(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[dict[str, str]]:
-    """Two racks of three trays, with two NICs each; one tray of the first rack has none."""
+    """Two racks of three trays, with two NICs each, but one tray of the first rack has none."""
     selector = {"cel": {"expression": f"device.driver == '{NIC}'"}}
     await api.create(DEVICE_CLASS, {"metadata": {"name": NIC}, "spec": {"selectors": [selector]}})
     found = await two_racks(add_nodes, 3)

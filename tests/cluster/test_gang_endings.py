@@ -1,4 +1,4 @@
-"""Members of a gang that succeed before the others, on a real control plane: nobody waits for them."""
+"""Members of a gang that succeed before the others, on a real control plane: nothing waits for them."""
 
 from collections.abc import AsyncIterator
 
@@ -19,7 +19,7 @@ MEMBERS = 3
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
-    """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
+    """The objects of deploy/kubernetes, with the webhook and the controllers at work."""
     async with gangs_at_work(cluster, api, add_nodes):
         yield
 
@@ -42,14 +42,14 @@ def indexed_job(namespace: str) -> Object:
 
 
 async def end(api: KubeApi, namespace: str, pod: str, phase: str) -> None:
-    """As its kubelet says."""
+    """End a pod with a phase, as its kubelet reports it."""
     await api.patch(POD, pod, namespace, {"status": {"phase": phase}}, subresource="status")
 
 
 async def running(api: KubeApi, namespace: str) -> dict[str, tuple[str, str]]:
     """By index: the name of the pod that runs, and its node.
 
-    Ready is the last that a kubelet says of a pod that runs: it would overwrite what `end` says before.
+    Ready is a kubelet's last report of a running pod. It would overwrite an earlier `end`.
     """
     pods = (await api.list(POD, namespace, labels="job=ends")).items
     return {
@@ -112,7 +112,7 @@ async def test_the_last_index_comes_back_to_its_tray_when_all_others_have_succee
     pods = await all_run(add_nodes, api, namespace)
     for index in ("0", "1"):
         await end(api, namespace, pods[index][0], "Succeeded")
-    # The Job waits ten seconds now, and the gang has no pod meanwhile.
+    # The Job waits ten seconds now, during which the gang has no pod.
     await end(api, namespace, pods["2"][0], "Failed")
 
     async def again() -> str:

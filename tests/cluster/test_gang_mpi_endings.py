@@ -1,4 +1,4 @@
-"""How a gang of the upstream MPI operator ends: each tray is given back, and none while anybody is on it."""
+"""How a gang of the upstream MPI operator ends: each tray is given back, and none while a pod is on it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,7 +35,7 @@ class EarlyReturns:
             before = await placed(self._api, self._namespace)
             trays = await held(self._api)
             after = await placed(self._api, self._namespace)
-            # Who was there before and after was there when the trays were read.
+            # A pod that was there before and after was there when the trays were read.
             self.found += [
                 placement
                 for placement in before.items()
@@ -53,14 +53,14 @@ def containers() -> ContainerRuntime:
 async def driver(
     cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, mpi_operator: None
 ) -> AsyncIterator[None]:
-    """What deploy/kubernetes installs, with the webhook asked, the controllers and the operator at work."""
+    """The objects of deploy/kubernetes, with the webhook, the controllers and the operator at work."""
     async with gangs_at_work(cluster, api, add_nodes):
         yield
 
 
 @pytest.fixture
 async def early(driver: None, api: KubeApi, namespace: str) -> AsyncIterator[EarlyReturns]:
-    """It is asked at the end of the test, too."""
+    """Watches during the test, and checks its findings at the end."""
     found = EarlyReturns(api, namespace)
     task = asyncio.create_task(found.look_on())
     yield found
@@ -71,7 +71,7 @@ async def early(driver: None, api: KubeApi, namespace: str) -> AsyncIterator[Ear
 
 
 def mpi_job(namespace: str, policy: str) -> Object:
-    """The launcher takes a tray of its own."""
+    """The launcher takes a separate tray."""
 
     def template(group: str) -> Object:
         meta = {

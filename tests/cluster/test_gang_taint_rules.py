@@ -60,7 +60,7 @@ class RuledPlane(ControlPlane):
 
 
 def _gate() -> tuple[str, str]:
-    """The feature gate and the API version to switch on; empty where both are on."""
+    """The feature gate and the API version to switch on. Empty if both are on by default."""
     minor = os.environ.get(MINOR, "1.36")
     return ("", "") if minor == _NEWEST else _OF_MINOR.get(minor, ("DRADeviceTaintRules", "v1beta2"))
 
@@ -80,7 +80,7 @@ def cluster(
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
-    """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
+    """The objects of deploy/kubernetes, with the webhook and the controllers at work."""
     async with gangs_at_work(cluster, api, add_nodes):
         yield
 
@@ -173,7 +173,7 @@ async def test_gangs_avoid_trays_that_a_rule_taints_and_the_doctor_names_it(
     await api.create(JOB, job(namespace, "single", 1))
     assert await until(bound(api, namespace, "single", 1), "the next is bound", PATIENCE) == {third}
 
-    # No tray is left with two NICs that are free and untainted: kube-scheduler says so of this pod, too.
+    # No tray is left with two free, untainted NICs. kube-scheduler reports the same about this pod.
     meta = {"name": "held", "namespace": namespace}
     await api.create(RESOURCE_CLAIM, {"metadata": meta, "spec": claim})
     container = {"name": "main", "image": "none"}
@@ -188,7 +188,7 @@ async def test_gangs_avoid_trays_that_a_rule_taints_and_the_doctor_names_it(
     assert waiting.subject == f"Pod {namespace}/held"
     assert any(f"DeviceTaintRule {rule} withholds" in waiting.message for rule in ("before", "later"))
 
-    # A gang waits for the same, and goes when a rule does.
+    # A gang waits for the same trays, and starts once a rule is deleted.
     await api.delete(POD, "held", namespace, grace_seconds=0)
     await api.delete(RESOURCE_CLAIM, "held", namespace)
     await api.create(JOB, job(namespace, "waits", 1))

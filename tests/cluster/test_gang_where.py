@@ -1,4 +1,4 @@
-"""Gangs whose pods choose their nodes, on a real control plane: kube-scheduler binds them as placed."""
+"""Gangs with pods that choose their nodes, on a real control plane: kube-scheduler binds them as placed."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ TAINT = {"key": "dedicated", "value": "x", "effect": "NoSchedule"}
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
-    """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
+    """The objects of deploy/kubernetes, with the webhook and the controllers at work."""
     async with gangs_at_work(cluster, api, add_nodes):
         yield
 

@@ -1,4 +1,4 @@
-"""Patterns of selectors mean what they mean to Kubernetes, which runs Go's regexp."""
+"""Patterns of selectors have the same meaning as in Kubernetes, which runs Go's regexp."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def _ask_go(program: Path, cases: list[tuple[str, list[str]]]) -> list[dict[str,
 
 
 def _rackloom(pattern: str, subjects: list[str]) -> list[list[list[int]]] | None:
-    """The matches in each subject; None for a pattern that is refused."""
+    """The matches in each subject, or None if the pattern is refused."""
     try:
         regex = Regex(pattern)
     except ValueError:

@@ -30,7 +30,7 @@ from rackloom.lab.nodes.host_files import declared_inventory
 pytestmark = pytest.mark.anyio
 FAILED = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
 WANTED = "mlx5_3"
-"""The NIC that the GPU asked for is next to: just one is."""
+"""The NIC next to the requested GPU. Only one GPU is next to it."""
 MADE = {"resourceClaimTemplateName": "gpu"}
 MANY = parse_shares("1000")
 """The API server writes it in another way: 1k."""
@@ -43,7 +43,7 @@ def devices(kubelets_of_plugins: dict[str, KubeletPluginManager]) -> SocketDraMa
 
 @pytest.fixture
 def shares() -> ShareSettings:
-    """How many claims may have one GPU."""
+    """The number of claims that may share one GPU."""
     return ALONE
 
 
@@ -99,7 +99,7 @@ async def run_pods(api: KubeApi, namespace: str, *names: str, claim: Object) -> 
 
 
 async def results(api: KubeApi, namespace: str) -> list[Object]:
-    """What each claim of the namespace got."""
+    """The allocation results of the claims of the namespace."""
     claims = (await api.list(RESOURCE_CLAIM, namespace)).items
     return [claim["status"]["allocation"]["devices"]["results"][0] for claim in claims]
 
@@ -148,7 +148,7 @@ MET = {
 async def test_selectors_on_patterns_versions_and_amounts_are_met(
     api: KubeApi, host: tuple[str, Files], namespace: str
 ) -> None:
-    """One pod with a claim for each, so that each gets a GPU of its own; another that none meets waits."""
+    """One pod has a claim for each selector and gets a GPU for each. A pod that no GPU meets waits."""
     expressions = {**MET, "none": f"{OWN}.productName == 'NVIDIA H300'"}
     for name, expression in expressions.items():
         exactly = {"deviceClassName": GPU_DRIVER, "selectors": [{"cel": {"expression": expression}}]}
@@ -177,7 +177,7 @@ async def test_selectors_on_patterns_versions_and_amounts_are_met(
 
 
 async def make_pod(api: KubeApi, namespace: str, name: str, templates: list[str]) -> None:
-    """A pod whose only container has a claim of each template."""
+    """A pod with one container that has a claim of each template."""
     container = {
         "name": "main",
         "image": "none",

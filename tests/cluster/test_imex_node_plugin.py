@@ -134,7 +134,7 @@ async def _domain(api: KubeApi, namespace: str) -> str:
 
 
 async def _job(api: KubeApi, namespace: str, uid: str) -> None:
-    """What the controller makes for a ComputeDomain, and a pod that uses it."""
+    """The controller's objects for a ComputeDomain, and a pod that uses it."""
     expression = f"device.driver == '{names.IMEX_DRIVER}' && device.attributes['{names.IMEX_DRIVER}']"
     selector = {"cel": {"expression": f"{expression}.type == 'channel'"}}
     await api.create(

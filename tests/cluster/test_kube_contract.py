@@ -1,7 +1,7 @@
-"""What tests/claim/kube demands of an API server holds for a real one, so the fake is held to the same.
+"""The contract of tests/claim/kube holds for a real API server, so the fake has to fulfil it too.
 
-Others write to that server all the while, as they do to every real one: what holds only for whoever is alone
-with a server is no contract.
+Other clients write to that server all the time, as they do to every real one. A property that holds only
+for a single client is no contract.
 """
 
 import asyncio

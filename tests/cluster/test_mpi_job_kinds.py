@@ -1,7 +1,7 @@
-"""MPIJobs as the operator's own end-to-end tests write them, each as a gang of ours, under the real operator.
+"""MPIJobs from the operator's own end-to-end tests, each as a Rackloom gang, under the real operator.
 
 One operator, with `--cluster-domain`, works for the whole module. No container runs MPI: a launcher ends when
-the test says so, or at once where its command is `false`.
+the test ends it, or at once if its command is `false`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ SSH_PORT = 2222
 
 
 class Launchers:
-    """Launchers end well when their job is said to be done; workers serve until they are deleted."""
+    """Launchers succeed when the test marks their job as done. Workers serve until they are deleted."""
 
     def __init__(self) -> None:
         self._done: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -65,7 +65,7 @@ class Story:
         self.racks = racks
 
     async def pods(self, job: str) -> list[Object]:
-        """By name; the launcher's has a random one and comes first."""
+        """Sorted by name. The launcher's pod has a random name and comes first."""
         found = (await self.api.list(POD, self.namespace, labels=f"job={job}")).items
         return sorted(found, key=lambda pod: (pod["metadata"]["labels"][ROLE], pod["metadata"]["name"]))
 
@@ -130,7 +130,7 @@ async def story(binaries: Callable[[Tools], Path], cluster: ControlPlane) -> Asy
         await api.create(NAMESPACE, {"metadata": {"name": namespace}})
         await until(partial(has_account, api, namespace), "the service account of a new namespace")
         yield Story(api, namespace, launchers, racks)
-        # Every pod there has ended, so nobody needs to wait for the kubelets to end it.
+        # Every pod there has ended, so the deletion does not need the kubelets.
         await api.delete(NAMESPACE, namespace)
 
 
@@ -173,7 +173,7 @@ def specs(job: Object) -> tuple[Object, Object]:
 
 
 def as_user(job: Object) -> Object:
-    """The job with a user of its own, whose keys are elsewhere."""
+    """The job under another user, whose keys are elsewhere."""
     job["spec"]["sshAuthMountPath"] = "/home/mpiuser/.ssh"
     for role in specs(job):
         role["containers"][0]["securityContext"] = {"runAsUser": USER}

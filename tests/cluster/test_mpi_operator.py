@@ -1,4 +1,4 @@
-"""The upstream MPI operator makes the pods of an MPIJob here, and sees them run."""
+"""The upstream MPI operator makes the pods of an MPIJob here, and observes that they run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ WORKERS = 4
 
 
 class LaunchersEnd:
-    """The launcher ends when the test says that the ranks are done; workers serve until they are deleted."""
+    """The launcher ends when the test marks the ranks as done. Workers serve until they are deleted."""
 
     def __init__(self) -> None:
         self.done = asyncio.Event()

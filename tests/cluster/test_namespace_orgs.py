@@ -1,4 +1,4 @@
-"""Who may say whose a namespace is, on a real API server with its real authorizer."""
+"""The right to assign a namespace to an organisation, on a real API server with its real authorizer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -80,7 +80,7 @@ async def as_user(
 
 
 async def _is_refused(cluster: ControlPlane, namespace: str) -> bool:
-    """A policy and a right count a moment after they were made: asked without doing anything."""
+    """Policies and rights take effect only after a moment. This checks by a dry run."""
     probe = {"metadata": {"name": f"{namespace}-probe", "labels": {ORG_LABEL: "probe"}}}
     async with connect(cluster.kubeconfig("maker")) as maker:
         try:

@@ -1,4 +1,4 @@
-"""What the NIC plugin asks of the API server besides claims and slices, with the rights of the manifests."""
+"""The NIC plugin's calls to the API server besides claims and slices, with the rights of the manifests."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ REF = ClaimRef(namespace="default", name="c", uid="u")
 
 @pytest.fixture
 async def rights(cluster: ControlPlane, tmp_path: Path) -> AsyncIterator[None]:
-    """What the plugin's account may do in the whole cluster."""
+    """The cluster-wide rights of the plugin's account."""
     documents = [
         document
         for document in yaml.safe_load_all(RIGHTS.read_text())
@@ -74,7 +74,7 @@ async def test_a_failed_attachment_is_an_event_on_the_pod(
 
 @pytest.mark.usefixtures("rights")
 async def test_the_plugin_learns_what_the_nodes_network_is(cluster: ControlPlane, api: KubeApi) -> None:
-    """The API server itself writes where it is, but not one that listens on loopback, as here."""
+    """An API server writes its own address, but not if it listens on loopback, as here."""
     name = "with-a-network"
     itself = {
         "metadata": {"name": "kubernetes", "namespace": "default"},

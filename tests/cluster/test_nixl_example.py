@@ -34,7 +34,7 @@ async def test_the_example_applies_as_it_stands(cluster: ControlPlane, api: Kube
         return await claims_of(api, namespace) == ["nixl-kv-initiator", "nixl-kv-target"]
 
     await until(both_have_claims, "each pod has a claim made from the template")
-    # The example's own first verification command works on what was applied.
+    # The example's own first verification command works on the applied objects.
     assert "gpu-nic" in kubectl(cluster, "-n", namespace, "get", "resourceclaims", "-o", "yaml")
     kubectl(cluster, "-n", namespace, "delete", *LEAVE, "-k", str(EXAMPLES / "nixl-kv-transfer"))
 

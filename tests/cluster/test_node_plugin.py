@@ -1,4 +1,4 @@
-"""A plugin of ours over its unix socket: published, allocated by the real scheduler, prepared, given back."""
+"""Our plugin over its unix socket: publish, allocation by the real scheduler, prepare, unprepare."""
 
 import tempfile
 import time
@@ -39,7 +39,7 @@ class ToysOf(Toys):
 
 
 class Plugged:
-    """Nodes with a kubelet that calls plugins; the devices of every pod of the test go through it."""
+    """Nodes with a kubelet that calls plugins for the devices of every pod of the test."""
 
     def __init__(self, stack: AsyncExitStack, root: Path, api: KubeApi) -> None:
         self.kubelets: dict[str, KubeletPluginManager] = {}

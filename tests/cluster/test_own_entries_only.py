@@ -1,4 +1,4 @@
-"""The policies of deploy/kubernetes on a real control plane: each writes of its own node only."""
+"""The policies of deploy/kubernetes on a real control plane: each program writes about its node only."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -67,7 +67,7 @@ def ref_of(pod: Object) -> ObjectRef:
 async def test_a_daemon_writes_its_own_entry_only(
     cluster: ControlPlane, api: KubeApi, namespace: str, base_shared: None
 ) -> None:
-    # All three exist: the garbage collector deletes a clique whose only owner does not.
+    # All three exist, because the garbage collector deletes a clique if its only owner does not exist.
     first, two, three = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("aaaa1", "aaaa2", "aaaa3")]
     here, there = ref_of(first), ref_of(three)
     node = first["spec"]["nodeName"]
@@ -107,7 +107,7 @@ async def test_a_daemon_writes_its_own_entry_only(
         ):
             crafted = join_clique(read_clique(written), node=node, ip_address=address, pod=here, max_nodes=18)
             await refused(crafted, written, r"daemons\[1\]\.ipAddress")
-        # What the schema takes for an address, and the policy does not.
+        # An address that the schema accepts and the policy does not.
         mapped = join_clique(
             read_clique(written), node=node, ip_address="::ffff:10.0.0.1", pod=here, max_nodes=18
         )
@@ -366,7 +366,7 @@ async def test_a_plugin_tells_the_status_of_its_own_nics_only(
         with pytest.raises(Rejected):
             await report(node, driver=names.GPU_DRIVER)
         async with more_rights(api, plugin):
-            # Kubernetes 1.36 asks for rights that the plugin has not; older servers have the policy alone.
+            # Kubernetes 1.36 requires rights that the plugin lacks. Older servers have only the policy.
             with pytest.raises(Rejected, match="NICs of its own node only"):
                 await report(node, driver=names.GPU_DRIVER)
             with pytest.raises(Rejected, match="which devices a claim has"):
@@ -401,7 +401,7 @@ async def more_rights(api: KubeApi, plugin: KubeApi) -> AsyncIterator[None]:
 
 
 async def may_write(plugin: KubeApi, part: str) -> bool:
-    """Rights count a moment after they were given."""
+    """Rights take effect only a moment after they were given."""
     asked = {
         "group": "resource.k8s.io",
         "resource": "resourceclaims",
@@ -422,7 +422,7 @@ def allocation_of(node: str) -> Object:
 
 
 async def nic_claim(api: KubeApi, namespace: str, node: str) -> None:
-    """A claim that has a NIC of this node, and a GPU of it."""
+    """A claim that has a NIC and a GPU of this node."""
     spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "nic", "count": 2}}]}}
     claim = {"metadata": {"name": "nic", "namespace": namespace}, "spec": spec}
     made = await api.create(RESOURCE_CLAIM, claim)

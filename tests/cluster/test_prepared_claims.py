@@ -1,4 +1,4 @@
-"""A simulated kubelet prepares a pod's claims before it runs, says when that fails, and gives them back."""
+"""A simulated kubelet prepares a pod's claims before it runs, reports failures, and unprepares them."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ WHY = "the channel of the domain is not ready"
 
 
 class FailOnce:
-    """Remembers its calls; the first one of `prepare` fails."""
+    """Records its calls. The first one of `prepare` fails."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

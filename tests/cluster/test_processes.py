@@ -1,4 +1,4 @@
-"""A test run that is killed leaves no process behind."""
+"""A killed test run leaves no process behind."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def test_children_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     )
     assert run.stdout is not None
     child = int(run.stdout.readline())
-    # Only a child that has asked the kernel for it ends with its parent: setpriv asks, then runs the program.
+    # A child ends with its parent only after it has requested that from the kernel. setpriv does so first.
     until_seen(lambda: Path(f"/proc/{child}/comm").read_text().strip() == "sleep", "the child runs")
     run.send_signal(signal.SIGKILL)
     run.communicate()
@@ -44,7 +44,7 @@ def test_a_log_is_kept_and_its_end_can_be_shown(tmp_path: Path) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; one that nobody waited for yet is dead all the same."""
+    """Whether it runs. A zombie counts as dead."""
     try:
         os.kill(pid, 0)
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()

@@ -21,7 +21,7 @@ CONTAINERS = [{"name": "main", "image": "none"}]
 
 @pytest.fixture
 async def nodes(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[list[str]]:
-    """Two nodes of a cluster where deploy/kubernetes is installed."""
+    """Two nodes of a cluster with deploy/kubernetes installed."""
     found = await add_nodes(2)
     async with installed(cluster, api, AdmissionSettings(), GANG_PLAN):
         yield found
@@ -40,7 +40,7 @@ async def test_a_namespace_admin_makes_no_pod_with_its_node_and_those_who_place_
     async with connect(cluster.kubeconfig("alice")) as alice:
 
         async def denied() -> str:
-            """A policy counts a moment after it was made."""
+            """A policy takes effect only a moment after it was made."""
             try:
                 await alice.create(POD, pod(namespace, "past", node=nodes[0]), dry_run=True)
             except Rejected as error:
@@ -57,7 +57,7 @@ async def test_a_namespace_admin_makes_no_pod_with_its_node_and_those_who_place_
         await alice.create(POD, pod(namespace, "plain"))
     await until(lambda: has_node(api, namespace, "plain"), "the scheduler binds")
 
-    # Whoever may bind pods may say so at once.
+    # A user who may bind pods may also create a pod with a node.
     role = ("create", "role", "binder", "--verb=create", "--resource=pods/binding", "-n", namespace)
     given = ("create", "rolebinding", "binder", "--role=binder", "--user=alice", "-n", namespace)
     for words in (role, given):

@@ -1,4 +1,4 @@
-"""Parts of the control plane die and come back; what ran goes on, and what was asked for happens."""
+"""Parts of the control plane die and come back. Running pods go on, and pending requests complete."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ async def test_pods_run_after_a_part_was_killed(
     await asyncio.to_thread(cluster.wait_until_ready)
 
     async def made() -> bool:
-        """A server that says it is ready may have no etcd yet, and may do what it does not answer to."""
+        """A ready server may have no etcd yet, and may carry out a request without an answer."""
         with contextlib.suppress(KubeError):
             await api.apply(POD, pod("after", namespace), manager="test")
             return True

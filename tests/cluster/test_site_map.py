@@ -1,4 +1,4 @@
-"""The account of deploy/site/with-cluster on a real API server: it follows what the map draws, no more."""
+"""The account of deploy/site/with-cluster on a real API server: it reads the map's objects, no more."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ ROLES = {
 
 @pytest.fixture
 async def account(cluster: ControlPlane, api: KubeApi) -> AsyncIterator[KubeApi]:
-    """The service's account, with what the shipped binding gives it."""
+    """The service's account, with the rights of the shipped binding."""
     shipped = list(yaml.safe_load_all(READER.read_text()))
     for role in shipped:
         await api.create(ROLES[role["kind"]], role)

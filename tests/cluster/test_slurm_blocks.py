@@ -46,7 +46,7 @@ async def own(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> Async
 
 
 async def has_no_namespace(api: KubeApi) -> bool:
-    """Deleted is not yet gone, and the next test makes it anew."""
+    """A deleted namespace lingers, and the next test makes it again."""
     return all(item["metadata"]["name"] != SLURM for item in (await api.list(NAMESPACE)).items)
 
 
@@ -77,7 +77,7 @@ async def test_blocks_follow_the_nodes_of_slurm(own: KubeApi, api: KubeApi) -> N
 async def test_the_account_may_do_nothing_else(own: KubeApi, api: KubeApi) -> None:
     await api.create(NODE, node("s0", "u.1", []))
     probes = itertools.count()
-    # A policy counts a moment after it was written; each probe is another change.
+    # A policy takes effect a moment after it was written. Each probe is another change.
     await until(lambda: is_denied(own, {"metadata": {"labels": {"probe": str(next(probes))}}}), "it counts")
     assert await is_denied(own, {"spec": {"unschedulable": True}})
     assert await is_denied(own, {"metadata": {"annotations": {"mine": "yes"}}})

@@ -34,7 +34,7 @@ SPEC = {
 
 
 async def everything(api: KubeApi) -> set[tuple[str, str]]:
-    """What a guest may make."""
+    """All objects of the kinds that a guest may make."""
     kinds = (NODE, RESOURCE_SLICE, DEVICE_CLASS, CRD, NAMESPACE)
     leases = (await api.list(LEASE, LEASE_NAMESPACE)).items
     return {(LEASE.kind, item["metadata"]["name"]) for item in leases} | {
@@ -67,7 +67,7 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
     async def nothing_is_going() -> bool:
         return all([await none_is_going(api, kind) for kind in (CRD, NAMESPACE)])
 
-    # The server takes what is in a namespace, and objects of a type, away by and by.
+    # The server deletes the objects of a namespace, or of a type, gradually.
     await until(no_slices, "the devices of earlier tests are gone")
     await until(nothing_is_going, "what earlier tests deleted is gone")
     before = await everything(api)

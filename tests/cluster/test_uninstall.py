@@ -1,6 +1,6 @@
-"""`rackloom uninstall` on a real control plane: what it holds for, what it removes, and what it leaves alone.
+"""`rackloom uninstall` on a real control plane: its blockers, removed objects, and objects that stay.
 
-Webhook, controller and gang controller work with the rights of their manifests; the plugins' pods are
+Webhook, controller and gang controller work with the rights of their manifests. The plugins' pods are
 simulated, and their slices are published here under the plugins' name.
 """
 
@@ -71,7 +71,7 @@ async def driver(cluster: ControlPlane, api: KubeApi, nodes: list[str]) -> Async
 
 
 async def uninstall(cluster: ControlPlane, *options: str) -> tuple[int, Any, str]:
-    """The command as a user calls it: its exit code, what it prints as JSON, and what it complains."""
+    """The command as a user calls it: its exit code, its JSON output, and its standard error."""
     command = [sys.executable, "-m", "rackloom.cli.main", "uninstall", "-o", "json", *options]
     if "--kubeconfig" not in options:
         command += ["--kubeconfig", str(cluster.admin)]
@@ -91,7 +91,7 @@ async def publish(plugin: KubeApi, nodes: list[str]) -> None:
 
 
 async def live_domain(api: KubeApi, plugin: KubeApi, namespace: str) -> str:
-    """A ComputeDomain with a pod that holds its channel, and a daemon on that pod's node; its UID."""
+    """A ComputeDomain with a pod that holds its channel, and a daemon on the pod's node. Returns the UID."""
     spec = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
     made = await api.create(
         COMPUTE_DOMAIN, {"metadata": {"name": "cd", "namespace": namespace}, "spec": spec}
@@ -290,7 +290,7 @@ async def is_refused(api: KubeApi, namespace: str) -> bool:
 async def test_what_is_not_ours_stays(
     cluster: ControlPlane, api: KubeClient, driver: None, namespace: str
 ) -> None:
-    """A Helm release, a name of ours without our label, what somebody put into our namespace."""
+    """A Helm release, one of our names without our label, and a foreign object in our namespace."""
     label = {"labels": {"app.kubernetes.io/part-of": None}}
     await api.patch(DEVICE_CLASS, "gpu.nvidia.com", None, {"metadata": label})
     release = {"annotations": {"meta.helm.sh/release-name": "nvidia-dra-driver-gpu"}}

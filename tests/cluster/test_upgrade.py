@@ -42,7 +42,7 @@ async def images(api: KubeApi) -> dict[str, str]:
 
 
 async def untouched(api: KubeApi, namespace: str) -> set[str]:
-    """What a running job has: its pods, its daemons and their DaemonSets, each in its generation."""
+    """The objects of a running job: its pods, its daemons and their DaemonSets, with their generations."""
     found = [*(await api.list(POD, namespace)).items, *(await api.list(POD, DAEMONS)).items]
     found += (await api.list(DAEMON_SET, DAEMONS)).items
     return {f"{obj['metadata']['uid']} {obj['metadata'].get('generation')}" for obj in found}

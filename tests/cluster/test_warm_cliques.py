@@ -1,4 +1,4 @@
-"""Channel mode on a real control plane: jobs share a warm clique, each over a channel of its own."""
+"""Channel mode on a real control plane: jobs share a warm clique, each over its own channel."""
 
 from contextlib import suppress
 from uuid import uuid4
@@ -108,7 +108,7 @@ async def test_a_warm_daemon_ends_while_gpu_operator_replaces_the_driver(
 
 
 async def is_withdrawn(api: KubeApi) -> bool:
-    """Whether neither warm daemons nor the channels of their clique are left."""
+    """Whether the warm daemons and the channels of their clique are gone."""
     slices = (await api.list(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL)).items
     return not slices and await warm_domain(api) is None
 

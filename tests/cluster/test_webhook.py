@@ -38,7 +38,7 @@ CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
-    """The controller at work, and the webhook asked about everything it is installed for."""
+    """The controller at work, and the webhook called for all its rules."""
     await add_nodes(1)
     settings = AdmissionSettings(mode=AdmissionMode.ENFORCE)
     async with (

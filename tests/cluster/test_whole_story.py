@@ -1,7 +1,7 @@
 """Seed manifests on a real control plane with all programs of this project, from apply to nothing left.
 
 The API server, scheduler, controllers, MPI operator, our controller, webhook, node plugins and IMEX daemons
-are the real ones with the rights of their pods; kubelets, containers and nvidia-imex are simulated.
+are the real ones with the rights of their pods. Kubelets, containers and nvidia-imex are simulated.
 
 In mode `domain`, the trays are two cliques of 18. In mode `channel`, one clique of 18 is kept warm. 36
 trays with all their programs in one process need the whole machine: deadlines pass on a busy one. Deaths
@@ -50,8 +50,8 @@ from rackloom.prove.collectors.cluster import collect_cluster
 
 pytestmark = [
     pytest.mark.anyio,
-    # A connection whose opener is cancelled is left to the collector (asyncio of Python 3.11), and daemons
-    # that die in this process are cancelled tasks.
+    # asyncio of Python 3.11 leaves connections with a cancelled opener to the collector, and daemons that die
+    # in this process are cancelled tasks.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 WORKERS = 18
@@ -59,7 +59,7 @@ WORKERS = 18
 
 @dataclass(frozen=True)
 class Scene:
-    """Trays by clique, and what is installed on them."""
+    """Trays by clique, and the installation on them."""
 
     racks: Mapping[int, int]
     isolation: ImexIsolation = ImexIsolation.DOMAIN
@@ -251,7 +251,7 @@ async def test_what_can_never_work_is_said_on_the_pod_with_what_to_change(
 
 
 async def said_in_time(site: Site, namespace: str, pod: str, text: str) -> None:
-    """It is a permanent error, and said at once: not when the patience for what may pass is spent."""
+    """The error is permanent, so it is reported at once, not after the retries for transient errors."""
     event = await prepare_event(site, namespace, pod, text)
     assert event["message"].startswith("Permanent error: ")
     bound = await site.api.get(POD, pod, namespace)

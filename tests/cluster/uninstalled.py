@@ -1,4 +1,4 @@
-"""Whether anything of an installation is left in a cluster, found without asking the code that removed it.
+"""Whether anything of an installation is left in a cluster, found without the code that removed it.
 
 Every object of every type that the API server lists is looked at, by names, labels, finalizers, taints and
 writers. Used here and on real nodes.
@@ -26,7 +26,7 @@ _CLASSES = (
     "dranet.net",
 )
 _OF_USERS = ("Event", "Pod", "Job", "ReplicaSet", "PodMetrics", "NodeMetrics")
-"""What users label for us themselves, and what only tells of the past."""
+"""Kinds that users label for us themselves, and kinds that only record the past."""
 DEVICE_POD: Object = {
     "metadata": {"name": "wants-a-device"},
     "spec": {
@@ -37,7 +37,7 @@ DEVICE_POD: Object = {
 
 
 async def remains(api: KubeClient, *, besides: Collection[str] = ()) -> list[str]:
-    """What is left, as `Kind namespace/name: why`; `besides`: names of objects that are to stay."""
+    """The remaining objects, as `Kind namespace/name: why`. `besides` names objects that should stay."""
     found = []
     for kind in (await discover_types(api)).kinds:
         if kind.kind in _OF_USERS:
@@ -51,7 +51,7 @@ async def remains(api: KubeClient, *, besides: Collection[str] = ()) -> list[str
 
 
 async def is_admitted(api: KubeApi, namespace: str) -> bool:
-    """Whether a pod with a claim can be made, and waits at no gate of ours."""
+    """Whether a pod with a claim can be made without one of our gates."""
     pod = {**DEVICE_POD, "metadata": {**DEVICE_POD["metadata"], "namespace": namespace}}
     try:
         made = await api.create(POD, pod, dry_run=True)

@@ -4,7 +4,7 @@
     python tests/conformance/random_scenarios.py --record
 
 Upstream is `upstream outcomes` of benchmarks/peers, built as `benchmarks/upstream.py` builds it. `--compare`
-answers COUNT scenarios on both sides and prints those that differ. `--record` writes what upstream answers to
+answers COUNT scenarios on both sides and prints those that differ. `--record` writes upstream's answers to
 the scenarios of `RECORDED` beside their digest, for tests that have no Go.
 """
 
@@ -34,7 +34,7 @@ from rackloom.core.allocate.outcome import Allocation, Fault
 HERE = Path(__file__).parent
 RECORDED = HERE / "data" / "random-answers.json"
 COUNT, SEED = 400, 37
-"""Of the scenarios whose answers are recorded."""
+"""Number and seed of the scenarios whose answers are recorded."""
 FEATURES = Features(list_type_attributes=True)
 Fields = dict[str, Any]
 
@@ -61,7 +61,7 @@ _LIKELY = _DERIVED[:3]
 
 
 def scenarios(seed: int, count: int) -> list[Fields]:
-    """So many scenarios; the same for the same seed."""
+    """A number of scenarios, the same ones for the same seed."""
     return [_scenario(Random(f"{seed}-{number}")) for number in range(count)]
 
 
@@ -168,7 +168,7 @@ def _ask(rng: Random, derives: bool) -> Fields:
         ask = {"deviceClassName": "any", "allocationMode": "All"}
     selectors = rng.sample(_SELECTORS, rng.choice([0, 0, 1, 2]))
     if ask["allocationMode"] == "All":
-        # Upstream 1.36 and 1.37 do not agree on what mode All means where capacity is used up.
+        # Upstream 1.36 and 1.37 disagree about the meaning of mode All if capacity is used up.
         selectors.append("!device.allowMultipleAllocations")
     if selectors:
         ask["selectors"] = [{"cel": {"expression": selector}} for selector in selectors]
@@ -190,7 +190,7 @@ def _ask(rng: Random, derives: bool) -> Fields:
 
 
 def ours(scenario: Fields) -> list[Fields]:
-    """What a fleet answers. Every place is judged by the checker."""
+    """The answers of a fleet. The checker checks every placement."""
     nodes = msgspec.convert(scenario["nodes"], list[Node])
     classes = msgspec.convert(scenario["classes"], list[DeviceClass])
     slices = msgspec.convert(scenario["slices"], list[ResourceSlice])
@@ -226,7 +226,7 @@ def ours(scenario: Fields) -> list[Fields]:
 
 
 def differs(here: list[Fields], there: list[Fields]) -> str | None:
-    """How the answers differ; errors are compared by what they are about."""
+    """The first difference between the answers. Errors are compared by their subject."""
     for number, (our, their) in enumerate(zip(here, there, strict=True)):
         if "error" in our and "error" in their:
             if about(our["error"]) != about(their["error"]):
@@ -237,7 +237,7 @@ def differs(here: list[Fields], there: list[Fields]) -> str | None:
 
 
 def about(error: str) -> str:
-    """What an error is about, in the words of either side."""
+    """The subject of an error, from the words of either side."""
     for kind, words in {
         "compile": ("does not compile", "compile derived attribute", "compile error"),
         "derive": ("the derived attribute", "evaluate derived attribute"),
@@ -250,7 +250,7 @@ def about(error: str) -> str:
 
 
 def upstream(asked: list[Fields], command: str = "outcomes") -> Any:
-    """What upstream's own allocator answers. Raises NotBuilt where it cannot be built."""
+    """The answers of upstream's own allocator. Raises NotBuilt if it cannot be built."""
     from tests.cluster.build import Tools, made
 
     peer = Tools(HERE.parents[1] / "benchmarks" / "peers", {"upstream": "."})

@@ -45,7 +45,7 @@ def outcome_of(case: Case) -> Outcome:
 
 
 def outcome_of_fleet(case: Case) -> Outcome:
-    """The answer of a fleet that has the node: placed where it can be, else what that node says."""
+    """The answer of a fleet that has the node: the placement, or the node's refusal if there is none."""
     node = msgspec.convert(case["node"], Node)
     fleet = Fleet(
         [node],
@@ -72,7 +72,7 @@ def _as_result(state: InUse) -> AllocationResult:
 
 
 def difference(case: Case, outcome: Callable[[Case], Outcome] = outcome_of) -> str | None:
-    """How the library's answer differs from every accepted one; None if it does not."""
+    """How the library's answer differs from every accepted one, or None if it matches one."""
     answer = outcome(case)
     accepted = [case["expect"], *_also(case)]
     differences = [
@@ -173,7 +173,7 @@ def _as_multiset(values: list[Any]) -> Counter[str]:
 
 
 def main(folder: Path) -> int:
-    """Run every case under `folder`; 0 if all passed."""
+    """Run every case under `folder`. Returns 0 if all passed."""
     passed = failed = 0
     for path in sorted(folder.rglob("*.json")):
         case = json.loads(path.read_text())

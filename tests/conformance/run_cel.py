@@ -2,8 +2,8 @@
 
     python tests/conformance/run_cel.py FILE [FILE ...]
 
-Two shapes are understood, the table of cases and the probe file; data/cel/README.md explains both. The last
-line is `N passed, M failed`; the exit status is 1 if anything failed.
+It understands two formats, the table of cases and the probe file. data/cel/README.md explains both. The last
+line is `N passed, M failed`. The exit status is 1 if anything failed.
 """
 
 import json
@@ -29,7 +29,7 @@ def view_of(device: dict[str, Any]) -> environment.DeviceView:
 
 
 def outcome(expression: str, device: dict[str, Any], **options: Any) -> Outcome:
-    """What compiling and matching comes to: exactly one of match, compileError and matchError is set."""
+    """The result of compiling and matching: exactly one of match, compileError and matchError is set."""
     found: Outcome = dict.fromkeys(
         ("match", "compileError", "matchError", "maxCost", "actualCost", "outputType")
     )
@@ -74,7 +74,7 @@ def check_run(case: dict[str, Any], run: dict[str, Any]) -> list[str]:
 
 
 def compare(wanted: Outcome, found: Outcome, also: tuple[str, ...] = ()) -> list[str]:
-    """What differs in kind, and in the fields named by `also`."""
+    """The differences in kind, and in the fields named by `also`."""
     differences = []
     if kind(wanted) != kind(found):
         shown = found["compileError"] or found["matchError"] or ""

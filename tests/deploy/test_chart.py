@@ -1,4 +1,4 @@
-"""The chart: what is checked in, what Helm makes of it, and which options it reaches."""
+"""The chart: the checked-in files, Helm's output, and the options that values reach."""
 
 import json
 import re
@@ -57,10 +57,10 @@ def built(*overlays: str) -> list[Object]:
 
 
 def by_name(found: list[Object]) -> dict[tuple[str, ...], Object]:
-    """Objects by what identifies them, without what tells Helm alone something.
+    """Objects by their identity, without annotations that only Helm reads.
 
-    kustomize gives newer kinds of the whole cluster a namespace, since it does not know them; the API server
-    has none.
+    kustomize does not know newer cluster-wide kinds and gives them a namespace. On the API server they have
+    none.
     """
     named = {}
     for obj in found:
@@ -177,7 +177,7 @@ def test_a_program_is_told_every_option_as_it_stands_in_the_values(
 
 
 def flattened(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Parameters by their names; those of groups also with the name of the group in front."""
+    """Parameters by their names. Those of groups are also listed with the group's name in front."""
     flat: dict[str, Any] = {}
     for name, value in arguments.items():
         if hasattr(value, "__dataclass_fields__"):

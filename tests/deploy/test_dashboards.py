@@ -1,4 +1,4 @@
-"""Dashboards: they are those of the writer, Grafana can read them, and they ask for series that exist."""
+"""Dashboards: they match the writer's output, Grafana can read them, and they query existing series."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
 RATE_INTERVAL = "5m"
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 
-# What Grafana 10 and later read of a dashboard (its documented JSON model), as far as these use it.
+# The part of Grafana's documented JSON model (10 and later) that these dashboards use.
 
 TEXT = {"type": "string", "minLength": 1}
 SOURCE = {
@@ -258,7 +258,7 @@ GRAFANA = os.environ.get("RACKLOOM_GRAFANA") or shutil.which("grafana")
 
 @contextmanager
 def grafana(folder: Path) -> Iterator[str]:
-    """A Grafana that is provisioned with the dashboards; gives its URL."""
+    """A Grafana that is provisioned with the dashboards. Yields its URL."""
     program = Path(str(GRAFANA)).resolve()
     packaged = Path("/usr/share/grafana")
     home = program.parent.parent if (program.parent.parent / "conf").is_dir() else packaged

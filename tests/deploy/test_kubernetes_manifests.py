@@ -1,4 +1,4 @@
-"""deploy/kubernetes and the IMEX examples: what they must say, whoever reads them."""
+"""deploy/kubernetes and the IMEX examples: the required content of the manifests."""
 
 import shutil
 import subprocess
@@ -45,7 +45,7 @@ def test_channel_mode_is_said_to_the_controller_and_to_the_plugin():
 
 
 def test_daemons_are_all_that_is_in_their_namespace():
-    """Programs of ours in it, or their Secrets, would be within reach of the controller's rights there."""
+    """The controller's rights there would reach our programs and their Secrets in the same namespace."""
     objects = built(BASE)
     files = [document for path in sorted(BASE.glob("*.yaml")) for document in documents(path)]
     kinds = [file["kind"] for file in files if file["kind"] != "Kustomization"]
@@ -117,13 +117,13 @@ def host_paths(pods: list[dict]) -> set[str]:
 
 
 def written_by(pods: list[dict]) -> set[str]:
-    """Where the pods mount what they may write."""
+    """The mount paths at which the pods may write."""
     mounts = [mount for pod in pods for mount in pod["containers"][0]["volumeMounts"]]
     return {mount["mountPath"] for mount in mounts if not mount.get("readOnly")}
 
 
 def roles_of(account: str, objects: list[dict]) -> set[tuple[str, str, str]]:
-    """The roles that an account is bound to, and where."""
+    """The roles that an account is bound to, with their namespaces."""
     return {
         (obj["metadata"].get("namespace", ""), obj["roleRef"]["kind"], obj["roleRef"]["name"])
         for obj in objects
@@ -178,7 +178,7 @@ def test_every_port_that_a_pod_serves_is_in_one_network_policy():
 
 
 def selects(selector: dict, labels: dict, namespace: str) -> bool:
-    """Whether a policy of our programs holds for a pod; the one without labels is of the daemons."""
+    """Whether a policy of our programs selects a pod. The policy without labels is for the daemons."""
     if not selector or namespace != DEFAULT_NAMESPACE:
         return False
     listed = selector.get("matchExpressions", ())
@@ -191,7 +191,7 @@ def selects(selector: dict, labels: dict, namespace: str) -> bool:
 @pytest.mark.parametrize("image", ["rackloom:0.1.0", "registry.example:5000/gpu/rackloom:0.2.0"])
 @pytest.mark.parametrize("place", ["base", "overlay"])
 def test_the_policy_names_the_image_that_the_controller_runs_daemons_from(image, place, tmp_path):
-    """Also where an operator names another image, as README.md says: in the base, or in an overlay of his."""
+    """Also if an operator names another image, as in README.md: in the base, or in a separate overlay."""
     folder = shutil.copytree(BASE, tmp_path / "base")
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     name, _, tag = image.rpartition(":")
@@ -214,7 +214,7 @@ def test_the_policy_names_the_image_that_the_controller_runs_daemons_from(image,
 
 
 def test_no_role_reaches_further_than_it_must():
-    """No wildcards; Secrets in one namespace only and never all of them; daemons nowhere else."""
+    """No wildcards. Secrets in one namespace only and never all of them. Daemons nowhere else."""
     for path in BASE.glob("rbac-*.yaml"):
         for role in documents(path):
             for rule in role.get("rules", ()):
@@ -271,7 +271,7 @@ def test_host_mounts_are_writable_only_where_they_are_written():
 
 
 def test_only_programs_that_open_the_gpus_device_nodes_are_privileged():
-    """The device cgroup denies them to all others; docs/admission.md says so for each program."""
+    """The device cgroup denies the nodes to all other programs. docs/admission.md lists each program."""
     files = [document for path in BASE.glob("*.yaml") for document in documents(path)]
     found = {}
     for obj in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
@@ -311,7 +311,7 @@ def test_nothing_replaces_the_pod_of_mps_daemons_or_restarts_its_container():
     (container,) = spec["containers"]
     assert not [name for name in container if name.endswith("Probe")]
     assert "limits" not in container["resources"]
-    # What daemons leave behind is reaped, and nobody can use a token.
+    # Orphans of daemons are reaped, and the pod has no token.
     assert spec["shareProcessNamespace"] is True
     assert spec["automountServiceAccountToken"] is False
     assert roles_of("rackloom-node-mps", built(BASE)) == set()
@@ -357,7 +357,7 @@ PART_OF = "app.kubernetes.io/part-of"
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_everything_that_is_installed_carries_our_label_and_nothing_selects_by_it(overlay):
-    """The uninstallation recognises our objects by it; in a selector or a template it would restart pods."""
+    """The uninstallation finds our objects by the label. In a selector or template it would restart pods."""
     objects = built(BASE.parent / overlay)
     assert {
         obj["kind"] for obj in objects if obj["metadata"].get("labels", {}).get(PART_OF) != "rackloom"

@@ -1,4 +1,4 @@
-"""Alerts and what the Prometheus operator reads: series exist, and each alert fires in a scenario."""
+"""Alerts and the Prometheus operator's objects: series exist, and each alert fires in a scenario."""
 
 import re
 import shutil
@@ -109,7 +109,7 @@ def test_the_operator_gets_the_same_rules() -> None:
 
 
 def test_monitors_name_ports_and_jobs_that_exist() -> None:
-    """Ports are those of the pods; jobs are those that alerts ask for."""
+    """Ports match those of the pods, and jobs match those in the alerts' queries."""
     monitors = list(yaml.safe_load_all((MONITORING / "operator/monitors.yaml").read_text()))
     pods, webhook, service = monitors
     kubernetes = ROOT / "deploy/kubernetes"

@@ -1,4 +1,4 @@
-"""What the manifests start is a command of ours, with options and variables that it knows."""
+"""The manifests start our commands with options and variables that exist."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rackloom.cli.main import app
 ROOT = Path(__file__).parents[2]
 IMAGES = ("rackloom", "rackloom-transfer")
 OF_OTHERS = {"NVIDIA_VISIBLE_DEVICES"}
-"""Read by NVIDIA's container runtime, not by us. What begins with RACKLOOM_ is a setting of site.toml."""
+"""Read by NVIDIA's container runtime, not by us. Names that begin with RACKLOOM_ set site.toml values."""
 
 
 CONTAINERS = [

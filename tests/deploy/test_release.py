@@ -1,4 +1,4 @@
-"""A release: the same twice, complete, signed, and what a downloader can check of it."""
+"""A release: reproducible, complete and signed, with the checks that a downloader can do."""
 
 import gzip
 import io
@@ -32,7 +32,7 @@ def export() -> bytes:
 
 
 def built(folder: Path, files: bytes) -> Path:
-    """A release of the checked-out commit, without images, from a folder of its own."""
+    """A release of the checked-out commit, without images, from a separate folder."""
     source, out = folder / "source", folder / "out"
     source.mkdir(parents=True)
     out.mkdir()
@@ -137,7 +137,7 @@ def verified(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def downloaded(tmp_path: Path) -> Path:
-    """A small release, as somebody has downloaded it."""
+    """A small release, as a user has downloaded it."""
     folder = tmp_path / "download"
     folder.mkdir()
     (folder / "rackloom-0.1.0.tar.gz").write_bytes(b"source")

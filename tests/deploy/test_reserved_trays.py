@@ -18,7 +18,7 @@ CONTROLLER = "system:serviceaccount:rackloom-system:rackloom-controller"
 ]
 
 MAY_BIND = "mayBind"
-"""The variable that the API server asks its authorizer for: given here, asked in tests/cluster."""
+"""The variable that the API server gets from its authorizer: given here, real in tests/cluster."""
 NAMED = {"key": GANG_TAINT, "operator": "Exists"}
 VALUED = {
     "key": GANG_TAINT,

@@ -18,7 +18,7 @@ HOOKS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 
 
 def installed() -> list[dict[str, Any]]:
-    """Everything of deploy at once."""
+    """All of deploy together."""
     return [obj for folder in rights.INSTALLED for obj in rights.documents(folder)]
 
 

@@ -1,4 +1,4 @@
-"""deploy/site/with-cluster: the map may read what it is made of, and nothing more is granted there."""
+"""deploy/site/with-cluster: the map may read the objects that it draws, and has no more rights."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from rackloom.core.cluster.projection import SNAPSHOT_KINDS
 SITE = Path(__file__).parents[2] / "deploy" / "site"
 READER = SITE / "with-cluster" / "cluster-reader.yaml"
 FOLLOWING = {"list", "watch"}
-"""All that an informer asks."""
+"""The verbs that an informer needs."""
 
 
 def of_kind(kind, documents):

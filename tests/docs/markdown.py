@@ -14,13 +14,13 @@ INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?: {4}.*\n)+", re.MULTILINE)
 
 
 def fenced(name, language):
-    """What stands in the fenced blocks of one language on a page."""
+    """The contents of the fenced blocks of one language on a page."""
     block = re.compile(rf"^ *```{language}\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
     return block.findall(PAGES[name])
 
 
 def lines(name):
-    """The lines of the code blocks of a page, fenced and indented; continued lines are one."""
+    """The lines of the code blocks of a page, fenced and indented, with continued lines joined."""
     page = PAGES[name]
     found = [*FENCED.findall(page), *INDENTED.findall(FENCED.sub("", page))]
     return [line.strip() for block in found for line in block.replace("\\\n", " ").splitlines()]

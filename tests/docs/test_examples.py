@@ -1,4 +1,4 @@
-"""The configurations and files that pages show are read by what reads them."""
+"""The programs accept the configurations and files that pages show."""
 
 import re
 

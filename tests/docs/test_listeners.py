@@ -55,7 +55,7 @@ OPENERS = {
     "add_insecure_port", "add_secure_port", "serve_http", "HTTPServer", "ThreadingHTTPServer",
 }  # fmt: skip
 SHARED = {"serving/acceptor.py", "serving/grpc_server.py"}
-"""They accept for whoever gives them limits."""
+"""They accept connections under their callers' limits."""
 SIMULATED = {
     "lab/imex/service.py": "a simulated nvidia-imex, in the network of its node",
 }

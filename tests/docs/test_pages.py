@@ -22,7 +22,7 @@ each_page = pytest.mark.parametrize("name", PAGES)
 
 
 def words(line):
-    """The simple commands of a shell line, as lists of words; none where it is not one."""
+    """The simple commands of a shell line, as lists of words. Empty if the line is not shell."""
     reader = shlex.shlex(line, posix=True, punctuation_chars="".join(SEPARATORS))
     reader.whitespace_split = True
     try:
@@ -33,7 +33,7 @@ def words(line):
 
 
 def calls(name):
-    """Every call of rackloom in the blocks of a page: what it sets in the environment, and its arguments."""
+    """Every call of rackloom in the blocks of a page: its environment variables and its arguments."""
     for line in lines(name):
         for command in words(line.removeprefix("$ ")) if "rackloom" in line else ():
             settings = dict(word.split("=", 1) for word in command if SETTING.match(word))
@@ -80,7 +80,7 @@ def test_every_command_in_a_block_can_be_parsed(name, monkeypatch):
 
 
 def command_of(words):
-    """The command that words begin with or ask for help with, and what is left of them."""
+    """The command that the words call or request help for, and the remaining words."""
     words = words[1:] if words[0] == "help" else words
     _, found, rest = app.parse_commands([word.strip("[]") for word in words])
     return found[-1], rest

@@ -18,7 +18,7 @@ PATH = re.compile(
 FOLDERS = ("src", "tests", "benchmarks", "deploy", "examples")
 
 OTHERS = {"topology/block"}
-"""What looks like a path of ours and is not: a plugin of Slurm."""
+"""A plugin of Slurm, which only looks like one of our paths."""
 
 
 def paths(text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The generated references say what the running program says: its help, answers, registries and objects."""
+"""The generated references match the running program: its help, answers, registries and objects."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The site as it is built: every link leads somewhere, nothing asks another host, and search finds pages.
+"""The built site: every link has a target, nothing loads from another host, and search finds pages.
 
 It is built once, as `make docs-site` does. Without its generator the tests are skipped and say so.
 """
@@ -26,13 +26,13 @@ ASKING = {
     ("object", "data"), ("form", "action"), ("use", "href"), ("image", "href"), ("track", "src"),
     ("video", "poster"), ("base", "href"), ("input", "src"),
 }  # fmt: skip
-"""Attributes by which a page asks for something when it is shown or used; links are not among them."""
+"""Attributes that make a browser load something when a page is shown or used, so not links."""
 COMMENTS = ("www.w3.org", "clipboardjs.com", "developer.mozilla.org", "snowballstem.org")
-"""Hosts in scripts that nothing asks: names of XML, and sources and licences in comments."""
+"""Hosts in scripts that no request goes to: XML namespaces, and sources and licences in comments."""
 
 
 class Page(HTMLParser):
-    """What a page asks for, where it links to, and the names in it."""
+    """The addresses that a page loads, its links, and the names in it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Page(HTMLParser):
 
 
 def css_addresses(text: str) -> list[str]:
-    """What a style sheet asks for."""
+    """The addresses that a style sheet loads."""
     found = re.findall(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", text)
     return [address or imported for address, imported in found]
 
@@ -114,7 +114,7 @@ def test_no_page_style_or_script_asks_another_host(parsed: dict[Path, Page], sit
         asked |= set(re.findall(r"(?:xlink:)?href=\"([^\"]+)\"", drawing.read_text()))
     assert len(asked) > 10
     assert {address for address in asked if elsewhere(address)} == set()
-    # A script could put an address together; it has none to start from.
+    # A script could compose an address, but no script names a host to start from.
     named = {
         (script.name, address)
         for script in site.rglob("*.js")

@@ -1,4 +1,4 @@
-"""Each tutorial goes as its page says: its commands are run as they stand there."""
+"""Each tutorial works as its page describes. The tests run the page's commands unchanged."""
 
 import shutil
 import subprocess

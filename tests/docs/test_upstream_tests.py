@@ -39,7 +39,7 @@ def test_a_test_of_ours_that_is_named_is_there(file: str, name: str) -> None:
 
 
 def test_every_answer_has_its_evidence() -> None:
-    """The same objects or behaviour name a test of ours. A difference names the page that describes it."""
+    """A row with the same objects or behaviour names our test. A difference names the page about it."""
     for _, name, _, answer, why in ROWS:
         if answer in ("same objects", "same behaviour"):
             assert OURS.search(why), name

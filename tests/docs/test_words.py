@@ -26,7 +26,7 @@ REPLACED = {
     "wishes": "spec, desired state, requests, intents",
     "workbench": "controller runtime",
 }
-"""Words that were names here, and what to call it instead."""
+"""Words that were names here, with their replacements."""
 
 
 def trees(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
@@ -59,7 +59,7 @@ def test_replaced_words_do_not_return_as_names(folder: str) -> None:
 
 
 def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """What a module names: functions, classes, parameters, variables, methods and attributes that it sets."""
+    """Names in a module: functions, classes, parameters, variables, methods and attributes that it sets."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name

@@ -1,4 +1,4 @@
-"""Hosted workflows and hooks call what exists."""
+"""Hosted workflows and hooks call existing targets and files."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 
 
 def commands(job: dict) -> list[str]:
-    """What the steps of a job run, for each value of its matrix."""
+    """The commands in the steps of a job, for each value of its matrix."""
     matrix = job.get("strategy", {}).get("matrix", {}).get("target", [""])
     runs = [step["run"] for step in job["steps"] if "run" in step]
     return [run.replace("${{ matrix.target }}", value) for run in runs for value in matrix]

@@ -1,11 +1,11 @@
 """Runs a tutorial: its commands as they stand on the page, in one shell, in an empty home.
 
-On a page, a block `sh` is run and must succeed; a block `sh refused` must end with another status than 0; a
-block `sh server` is started and stays until the end. A block `text` behind one is what it printed: its lines
-are found in the output in their order, and `...` stands for anything. That of a server is waited for.
+On a page, a block `sh` is run and must succeed. A block `sh refused` must end with a nonzero status. A block
+`sh server` is started and runs until the end. A block `text` behind one is its output: its lines must occur
+in the output in their order, and `...` stands for anything. A server's output is waited for.
 
-The shell has a network of its own where it may (root), so that the ports on the page are free; otherwise
-they must be.
+If it may (root), the shell has its own network, so that the ports on the page are free. Otherwise they must
+be free here.
 """
 
 import os
@@ -22,9 +22,9 @@ from queue import Empty, Queue
 
 ROOT = Path(__file__).parents[2]
 OF_A_CHECKOUT = "tutorial-contributor"
-"""The page whose reader has a checkout; the others have the program alone."""
+"""The page whose reader has a checkout. Readers of the other pages have only the program."""
 COPIED = ("src", "tests", "pyproject.toml")
-"""What a contributor changes."""
+"""The parts that a contributor changes."""
 LINKED = ("examples", "docs", "deploy", "benchmarks", "Makefile", "requirements", "README.md", ".venv")
 PORTS = (8080, 1079, 9108, 8443)
 PATIENCE_SECONDS = 240
@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"^```(sh(?: \w+)?|text)\n(.*?)^```$", re.MULTILINE | re.DOT
 
 @dataclass
 class Step:
-    """A block of commands, and what the page says that it prints."""
+    """A block of commands, with its output on the page."""
 
     way: str
     """Empty, `refused` or `server`."""
@@ -42,7 +42,7 @@ class Step:
 
 
 def steps(page: Path) -> list[Step]:
-    """What a reader of a page types, in order. Raises ValueError for output without a command."""
+    """The commands that a reader of a page types, in order. Raises ValueError if output has no command."""
     found: list[Step] = []
     for kind, text in _BLOCK.findall(page.read_text()):
         if kind != "text":
@@ -55,7 +55,7 @@ def steps(page: Path) -> list[Step]:
 
 
 def missing(printed: list[str], output: str) -> str | None:
-    """The first line of a page that an output does not have in its place; None when all are there."""
+    """The first line of a page that is not in its place in the output, or None if all are."""
     lines = iter(output.splitlines())
     for line in printed:
         wanted = re.compile(".*".join(map(re.escape, line.strip().split("..."))) + r"\s*")
@@ -65,7 +65,7 @@ def missing(printed: list[str], output: str) -> str | None:
 
 
 def copy_checkout(folder: Path) -> None:
-    """What a contributor works in: parts of the checkout to change, and links to the rest."""
+    """A contributor's working folder: copies of the parts to change, and links to the rest."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -79,7 +79,7 @@ def copy_checkout(folder: Path) -> None:
 class Lesson:
     """A shell whose home is `folder`. `close` ends all that it started.
 
-    `program` is the directory of `rackloom`, and `source` the packages that it imports; None: its own.
+    `program` is the directory of `rackloom`. `source` has the packages that it imports. None means its own.
     """
 
     def __init__(self, folder: Path, program: Path, source: Path | None) -> None:
@@ -108,7 +108,7 @@ class Lesson:
             self._run("ip link set lo up\n")
 
     def take(self, step: Step) -> None:
-        """Do a step. Raises AssertionError if it does not go as the page says."""
+        """Do a step. Raises AssertionError if its result differs from the page."""
         if step.way == "server":
             self._start(step)
             return
@@ -118,7 +118,7 @@ class Lesson:
         assert line is None, f"not printed: {line}\n{step.commands}\n{output}"
 
     def close(self) -> None:
-        """End the shell and its servers: as Ctrl-C would, and at last without asking."""
+        """End the shell and its servers: first as Ctrl-C would, and finally with SIGKILL."""
         group = os.getpgid(self._shell.pid)
         for sign, seconds in ((signal.SIGINT, 0), (signal.SIGTERM, 20), (signal.SIGKILL, 5)):
             try:
@@ -170,14 +170,14 @@ class Lesson:
 
 
 def may_have_a_network() -> bool:
-    """Whether a process of this user may have a network of its own."""
+    """Whether a process of this user may have its own network."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
     return subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True).returncode == 0
 
 
 def taken_port() -> int | None:
-    """A port of the pages that somebody listens on; None if all are free or a lesson has its own network."""
+    """A port of the pages that is in use, or None if all are free or a lesson has its own network."""
     if may_have_a_network():
         return None
     for port in PORTS:

@@ -1,4 +1,4 @@
-"""Commands of somebody who installs the program: nothing of this environment reaches them."""
+"""Commands of a user who installs the program. Nothing of this environment reaches them."""
 
 import os
 import subprocess

@@ -21,7 +21,7 @@ OF_THE_PROGRAM = [page for page in PAGES if page.stem != OF_A_CHECKOUT]
 
 @pytest.fixture(scope="module")
 def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of `rackloom`, installed as docs/install.md says."""
+    """The directory of `rackloom`, installed as in docs/install.md."""
     folder = tmp_path_factory.mktemp("program")
     output_of(sys.executable, "-m", "venv", folder)
     output_of(folder / "bin/pip", "install", "--quiet", wheel)

@@ -61,7 +61,7 @@ def test_nixl_comes_with_one_command(wheel: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("platform", [*PLATFORMS, WINDOWS])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_dependency_has_a_wheel(platform: str, version: str, wheel: Path) -> None:
-    """Resolved, not run. On Windows the program itself says that it does not run there, not the resolver."""
+    """Resolved, not run. On Windows the program refuses to run, but the resolver finds wheels."""
     command = [UV, "pip", "compile", "-q", "--python-platform", platform, "--python-version", version]
     done = subprocess.run(
         [*command, "--only-binary", ":all:", "-"],

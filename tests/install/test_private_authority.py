@@ -1,7 +1,7 @@
-"""`make venv` where an index or a proxy has a certificate of an authority of its own, as in companies.
+"""`make venv` if an index or a proxy has a certificate from a private authority, as in companies.
 
-The index is a server on loopback that has no packages. What counts is that pip, also the old one that a
-Python comes with, gets as far as asking for one: with a certificate that it does not trust it asks nothing.
+The index is a server on loopback that has no packages. The test passes if pip, also the old one that comes
+with Python, requests a package. If it does not trust the certificate, it sends no request.
 """
 
 import os
@@ -25,7 +25,7 @@ OTHERS = ("PIP_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_")
 
 
 class Index:
-    """An index over TLS; `asked` has the paths of requests."""
+    """An index over TLS. `asked` has the paths of requests."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self.asked: list[str] = []
@@ -59,7 +59,7 @@ def index(authority: Any, tmp_path: Path) -> Iterator[Index]:
 
 
 def make_venv(folder: Path, index: Index, bundle: Path, configuration: str | None) -> None:
-    """Run it in a copy, on a machine whose certificates are `bundle`. It fails, for want of packages."""
+    """Run it in a copy, on a machine with the certificates of `bundle`. It fails, as the index is empty."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "requirements", folder / "requirements")
@@ -91,7 +91,7 @@ def test_the_certificates_of_the_system_are_trusted(authority: Any, index: Index
 def test_a_bundle_that_pip_is_configured_with_stays(
     authority: Any, make_authority: Any, index: Index, tmp_path: Path
 ) -> None:
-    """Whoever configured pip may have an authority that the system does not know."""
+    """A configured bundle may have an authority that the system does not know."""
     system, own = tmp_path / "system.crt", tmp_path / "own.crt"
     system.write_bytes(make_authority("another").certificate)
     own.write_bytes(authority.certificate)

@@ -1,6 +1,6 @@
-"""The newest release of an earlier minor version runs a site and is killed; this version goes on with it.
+"""The newest release of an earlier minor version runs a site and is killed. This version continues it.
 
-Until there is such a release the test is skipped, and says so. RACKLOOM_UPGRADE_FROM names a commit instead.
+Until there is such a release, the test is skipped. RACKLOOM_UPGRADE_FROM names a commit instead.
 Packages come from the configured index: `make test-install` sets RACKLOOM_TEST_INSTALL.
 """
 
@@ -51,7 +51,7 @@ def earlier_release() -> str:
 
 
 def installed(commit: str, folder: Path) -> Path:
-    """The program of a commit, in an environment of its own."""
+    """The program of a commit, in its own environment."""
     source = folder / "source"
     source.mkdir(parents=True)
     files = subprocess.run(["git", "-C", ROOT, "archive", commit], capture_output=True, check=True).stdout
@@ -67,7 +67,7 @@ def installed(commit: str, folder: Path) -> Path:
 
 @contextmanager
 def site(program: Path, home: Path, port: int) -> Iterator["Tenant"]:
-    """A site that runs; it is killed at the end."""
+    """A running site, which is killed at the end."""
     log = (home.parent / f"{program.parents[2].name}.log").open("w")
     command = [program, "up", "--home", home, "--port", str(port)]
     running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -109,7 +109,7 @@ class Tenant:
             return json.load(answer)
 
     def carve(self) -> str:
-        """Two machines whose GPUs share memory; the VPC that they are in."""
+        """Order two machines whose GPUs share memory. Returns their VPC."""
         where = self.ask("GET", "site")[0]["id"]
         kind = self.ask("GET", "instance/type")[0]["id"]
         partition = self.ask("POST", "nvlink-logical-partition", {"name": "training", "siteId": where})

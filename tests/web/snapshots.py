@@ -40,7 +40,7 @@ GPUS = 4
 def snapshot(
     racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = (), *, spread: bool = False
 ) -> SiteSnapshot:
-    """Racks of one domain each; `tenants` holds the trays of all racks in turn, None a free one.
+    """Racks of one domain each. `tenants` lists the holders of all trays, rack by rack (None if free).
 
     A tenant has a logical partition in each rack, or one over all racks (`spread`), which is a finding.
     """

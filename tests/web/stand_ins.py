@@ -1,4 +1,4 @@
-"""A source that tests change, and a doorman who knows three people, one by two tokens."""
+"""A source that tests change, and a doorman that knows three users, one of them by two tokens."""
 
 import asyncio
 
@@ -20,14 +20,14 @@ async def doorman(token: str, org: str) -> Viewer | None:
 
 
 class ShownSite:
-    """What is read is what was last shown to it; `broken` makes reading fail."""
+    """A site whose `read` returns the reading that was last shown. `broken` makes reading fail."""
 
     def __init__(self, reading: SiteReading) -> None:
         self.reading = reading
         self.broken = False
         self.reads = 0
         self.followed = asyncio.Event()
-        """Set once somebody waits for changes."""
+        """Set once a reader waits for changes."""
         self._news = asyncio.Event()
 
     def show(self, reading: SiteReading) -> None:

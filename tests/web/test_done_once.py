@@ -11,7 +11,7 @@ ANN, BOB = ("acme", "ann"), ("blue", "bob")
 
 
 class Work:
-    """Counts how often it is carried out; it ends when it may."""
+    """Work that counts its runs. Each run ends once `may_end` is set."""
 
     def __init__(self) -> None:
         self.begun = 0

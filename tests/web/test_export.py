@@ -1,4 +1,4 @@
-"""The table of GPUs holds what the viewer may see, whole racks at a time, and no formula."""
+"""The exported table of GPUs holds only rows that the viewer may see, rack by rack, and no formula."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""A map that follows changes is the map that would be drawn anew, for operators and for tenants."""
+"""A map that follows changes equals a freshly drawn map, for operators and for tenants."""
 
 import asyncio
 from unittest.mock import patch
@@ -27,7 +27,7 @@ HOLDERS = ("acme", None, "blue", "acme", "blue", None)
 
 
 def handed_over(seen, number):
-    """A tray goes to the next holder; its pods and its transfer stay those of the one before for a while."""
+    """A tray goes to the next holder. For a while, its pods and transfer are still the previous holder's."""
     tray = number % (RACKS * TRAYS)
     if tray >= len(seen.machines):
         return seen  # Records of machines went: there is no such tray any more.
@@ -203,7 +203,7 @@ def test_a_rack_of_which_no_record_changed_is_hatched_when_its_source_is_lost():
 
 
 def counted(monkeypatch, module, name):
-    """How often a function is called from now on: each call adds what it was first given."""
+    """The calls of a function from now on: each call appends its first argument."""
     calls, does = [], getattr(module, name)
 
     def counting(first, *rest):

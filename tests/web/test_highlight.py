@@ -1,4 +1,4 @@
-"""The filter of the legend: what keeps its colours, and that no drawing depends on it."""
+"""The filter of the legend: the parts that keep their colours, and drawings that do not depend on it."""
 
 import re
 
@@ -12,7 +12,7 @@ from rackloom.web.highlight import MARK, filter_style, group_mark
 
 HOLDERS = ("acme", "acme", "blue", None)
 RACKS = 10
-"""More than are drawn whole: there is an overview."""
+"""More racks than the map draws in full, so it has an overview."""
 
 
 def classes(markup, selector):

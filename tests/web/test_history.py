@@ -49,7 +49,7 @@ def test_neighbours_are_close_for_their_age_and_not_too_many(pauses):
     assert set(kept) <= set(read)
     assert kept[-1:] == read[-1:]
     assert all(now - at <= REACH_SECONDS for at in kept)
-    # Whatever was read, a kept reading is not further from it than the distance of its age, and a pause.
+    # The nearest kept reading is at most the spacing for its age away from any time that was read.
     for at in read:
         if at >= kept[0]:
             shown = history.find(at).at

@@ -28,7 +28,7 @@ HOLDERS = ("acme", None, "blue")
 
 
 def maps_of(count, *, begin=AT, racks=2):
-    """A map a minute; in each another GPU is sick."""
+    """One map per minute. In each, a different GPU is sick."""
     cache, found = SiteMapCache(), []
     seen = snapshot(racks, 3, HOLDERS)
     for minute in range(count):
@@ -129,7 +129,7 @@ def test_of_a_damaged_file_what_is_whole_is_loaded_and_nothing_is_invented(tmp_p
         assert set(map(_at, found.maps)) <= set(map(_at, MAPS))
         known = {whole.at: whole for whole in MAPS}
         assert all(whole == known[whole.at] for whole in found.maps)
-        # Whatever it was, the next save works, and what was whole stays.
+        # After any damage, the next save works and keeps the intact maps.
         saved(path, (*found.maps, *MAPS[-1:]) if MAPS[-1] not in found.maps else found.maps)
         assert set(map(_at, found.maps)) <= set(map(_at, loaded(path).maps))
 
@@ -195,7 +195,7 @@ def test_a_process_that_is_killed_between_or_in_writes_leaves_a_whole_file(path,
     found = loaded(path)
     assert not found.damaged
     maps = maps_of(40)
-    # The last save that was reported is there; the one after it may be.
+    # The last save that was reported is in the file. The next one may be too.
     assert found.maps in [maps[max(0, number - 9) : number + 1] for number in (newest, newest + 1)]
 
 
@@ -231,7 +231,7 @@ def test_a_disk_without_room_refuses_and_keeps_what_there_was(path, again):
 
 
 class Site:
-    """A source of the map; `changed` never returns."""
+    """A source of the map whose `changed` never returns."""
 
     def __init__(self, begin):
         self._now = begin
@@ -274,7 +274,7 @@ def test_a_restarted_service_shows_the_history_of_the_one_before_with_a_gap_betw
     old = [whole for whole in after.history.maps if whole.at < later]
     assert {whole.at for whole in old} <= {whole.at for whole in before.history.maps}
     assert [gap[1] for gap in after.history.gaps] == [later + 60]
-    # What did not change is there once.
+    # Racks that did not change are stored once.
     assert len({id(rack) for whole in after.history.maps for rack in whole.racks}) <= 2
 
 
@@ -311,7 +311,7 @@ def test_a_page_whose_history_is_in_memory_only_says_so():
     assert "in memory only" not in render_history((), operator=True, past=None)
 
 
-# What is restored.
+# Restoring.
 
 
 def test_only_what_is_older_is_restored_and_within_the_limits():

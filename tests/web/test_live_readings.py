@@ -17,7 +17,7 @@ def run(scenario):
 
 
 async def another(feed):
-    """The next reading that somebody gets who asks again and again."""
+    """The next reading that a client gets by polling."""
     first = await feed.fresh()
     while (seen := await feed.fresh()).number == first.number:
         await asyncio.sleep(0.01)
@@ -170,7 +170,7 @@ def test_the_server_rests_no_longer_than_a_change_may_wait(monkeypatch):
 
 
 class SlowSite(ShownSite):
-    """One whose reading takes a while."""
+    """A site that is slow to read."""
 
     def __init__(self, reading):
         super().__init__(reading)

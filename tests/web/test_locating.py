@@ -1,4 +1,4 @@
-"""Findings and operations lead to what they are about, and a tenant to nothing but its own."""
+"""Findings and operations link to their subjects, and a tenant's links lead only to its objects."""
 
 import re
 

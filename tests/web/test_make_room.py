@@ -1,4 +1,4 @@
-"""Where a job of whole trays fits, and what stands in its way."""
+"""The places in which a job of whole trays fits, and the obstacles in the others."""
 
 import msgspec
 import pytest

@@ -32,7 +32,7 @@ STATES = {
 
 
 def names_of(gpu):
-    """All names of a GPU and of what surrounds it, as findings write them."""
+    """All names of a GPU and of the objects around it, as findings write them."""
     chain = gpu.chain
     found = {*places_around((chain,)), *map(at_device, chain.nics), at_domain(gpu.domain)}
     if chain.wanted is not None and chain.wanted.logical is not None:

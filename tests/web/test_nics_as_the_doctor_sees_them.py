@@ -1,4 +1,4 @@
-"""The map and the doctor tell one story of NICs, however many serve a GPU."""
+"""The map and the doctor agree about NICs, even if several serve one GPU."""
 
 import re
 
@@ -22,7 +22,7 @@ OWN, OTHER = "0000:a1:00.0", "0000:a2:00.0"
 
 
 def two_nics(own="up", other="up"):
-    """A tray whose first GPU has two NICs, of which it names the second as its own."""
+    """A tray whose first GPU has two NICs and names the second as its partner."""
     seen = snapshot(1, 1, ("acme",))
     gpu, nic = seen.devices[:2]
     pair = [

@@ -1,4 +1,4 @@
-"""The site on one screen: numbers that are never better than what is known, and a cell for each rack."""
+"""The site on one screen: numbers that never exceed the known state, and a cell for each rack."""
 
 import re
 

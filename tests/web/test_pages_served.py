@@ -1,4 +1,4 @@
-"""The pages over a real socket: who is let in, what is sent, and what the browser is told to refuse."""
+"""The pages over a real socket: admission, content, and the headers that make a browser refuse things."""
 
 import asyncio
 import html
@@ -127,7 +127,7 @@ def test_a_link_signs_in_until_newer_ones_displace_it(offers):
     if offers > MOST_CODES:
         assert (entered.status_code, page.status_code) == (401, 303)
         return
-    # A page of its own leads on: after a redirect from elsewhere a browser would not send a strict cookie.
+    # A page with a link, not a redirect: after a redirect from another site, browsers omit a strict cookie.
     assert entered.status_code == 200
     assert 'content="0; url=/"' in entered.text
     assert OPERATOR["token"] not in entered.text
@@ -261,8 +261,8 @@ def test_a_tenant_gets_its_own_only_and_others_as_in_use():
 async def events(stream, count):
     """The next `count` messages of a stream that change something: their id and their markup.
 
-    On a busy machine the site may be read once more, unchanged, before what is shown next: that message is
-    empty.
+    On a busy machine, an unchanged site may be read again before the next change is shown. The message of
+    that reading is empty.
     """
     found, id_, data = [], "", []
     async for line in stream.aiter_lines():
@@ -376,7 +376,7 @@ def test_a_request_for_a_gpu_starts_no_reading_while_a_page_is_followed(monkeypa
         async with client.stream("GET", "/map/live") as stream:
             lines = stream.aiter_lines()
             await anext(lines)
-            # The stream may answer from an earlier reading; it has its own once it waits for changes.
+            # The stream may start from an earlier reading. Once it waits for changes, it has the current one.
             await site.followed.wait()
             before = site.reads
             for _ in range(5):

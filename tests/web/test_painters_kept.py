@@ -28,7 +28,7 @@ def test_a_painter_with_a_stream_is_kept_until_the_stream_ends():
 
 
 async def after_others(painters, kind):
-    """What a kind of viewer is sent of the same reading when many others have looked in."""
+    """The sheet that a kind of viewer gets of the same reading after many other kinds have looked in."""
     for other in LOOKING_IN[1:]:
         await painters.sheet(other, NOW)
     return await painters.sheet(kind, NOW)
@@ -54,7 +54,7 @@ def test_a_client_that_goes_away_leaves_no_thread_beside_the_next(monkeypatch):
 
 
 class Painting:
-    """Painting that waits until it may go on, and counts how often it was begun."""
+    """Painting that waits until it may continue, and counts its starts."""
 
     def __init__(self, follow):
         self._follow = follow

@@ -1,4 +1,4 @@
-"""Racks as markup: well formed, whole, and honest about what is not known."""
+"""Racks as markup: well formed, complete, and honest about unknown state."""
 
 import re
 import xml.etree.ElementTree as ET

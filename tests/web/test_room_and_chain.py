@@ -1,4 +1,4 @@
-"""What is left of a site, and what is said of one GPU."""
+"""The free room of a site, and the details of one GPU."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""A part of any name leads to its place on the map, and nobody finds what is not shown to it."""
+"""A part of any name leads to its place on the map, and no viewer finds objects that it may not see."""
 
 import time
 

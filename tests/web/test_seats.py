@@ -1,4 +1,4 @@
-"""Every GPU has one seat, where people would look for it."""
+"""Every GPU has one seat, in the place in which people would look for it."""
 
 from collections import Counter
 

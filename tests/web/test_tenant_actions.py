@@ -1,4 +1,4 @@
-"""A tenant carves, orders and releases on the map, by the rules of REST; and what an attacker tries there."""
+"""A tenant carves, orders and releases on the map under the rules of REST, and attackers are refused."""
 
 import html
 import re
@@ -59,7 +59,7 @@ class Browser:
         return self.client.get(answer.headers["location"])
 
     def carve(self, name: str = "train") -> Fields:
-        """A partition and its VPC; gives the fields of an order for it."""
+        """Make a partition and its VPC, and return the fields of an order for it."""
         self.do("carve", [("name", name), ("site", self.api.site.site_id)])
         (vpc,) = (found["id"] for found in self.listed("vpc") if found["name"] == name)
         return [("vpc", vpc), ("type", self.api.site.type_id)]
@@ -84,7 +84,7 @@ def with_field(form: Fields, name: str, value: str) -> Fields:
 
 
 def pages_over(api: Any, rest: Any) -> Any:
-    """The map beside REST; `rest` stands in for it where the forms ask."""
+    """The map beside REST. Its forms call `rest` in place of the real REST API."""
     store, clock = api.site.store, lambda: float(api.site.now)
     source = SiteSource(store, clock)
     return mount_rack_map(rest, LiveMap(source, clock), source, api.issuer.verifier(clock), clock)
@@ -106,7 +106,7 @@ def rival(api: Any, site: Any) -> Browser:
     return Browser(api, site, "rival")
 
 
-# What it is for.
+# The intended use.
 
 
 def test_a_tenant_carves_orders_and_releases_and_reads_each_plan_first(demo: Browser) -> None:
@@ -145,7 +145,7 @@ def test_what_rest_refuses_is_refused_with_its_reason_before_anything_is_made(de
     target = demo.carve()
     again = demo.plan("carve", [("name", "train"), ("site", demo.api.site.site_id)])
     assert (again.status_code, "already exists" in problem_of(again)) == (409, True)
-    # What was typed is not lost.
+    # The typed values are kept.
     assert 'name="name" required minlength="2" maxlength="256" autocomplete="off" value="train"' in again.text
     large = demo.plan("batch", [("name", "job"), ("count", "4"), *target])
     assert (large.status_code, "must be between 2 and 3" in problem_of(large)) == (400, True)
@@ -346,7 +346,7 @@ def test_what_belongs_to_others_is_refused_and_no_word_of_it_is_shown(demo: Brow
     for action, fields in orders:
         planned = rival.plan(action, fields)
         assert planned.status_code in (400, 403, 404)
-        # The ticket of an action of one's own, with what belongs to others in it.
+        # The ticket of the rival's valid action, with another tenant's objects in the fields.
         own = dict(carving(rival))
         sent = rival.send(
             action, [*fields, ("ticket", own["ticket"]), ("proof", own["proof"]), ("plan", "x")]
@@ -433,12 +433,12 @@ def test_a_page_holds_no_token_and_stays_in_no_cache(demo: Browser) -> None:
         assert "form-action 'self'" in page.headers["content-security-policy"]
 
 
-# What fails half way.
+# Failures half way.
 
 
 def test_a_partition_whose_vpc_is_refused_is_deleted_again(api: Any, demo: Browser) -> None:
     async def name_is_taken(scope: Any, receive: Any, send: Any) -> None:
-        """Between the plan and the second of its steps, somebody makes a VPC of that name."""
+        """Between the plan and its second step, another client makes a VPC of that name."""
         if scope["path"].endswith("/vpc") and scope["method"] == "POST" and not scope["query_string"]:
             await api.site.store.run(new_vpc, api, "train")
         await api.client.app(scope, receive, send)

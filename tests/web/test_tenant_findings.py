@@ -1,4 +1,4 @@
-"""A tenant reads the findings about its own GPUs, partitions and jobs, and no word of anybody else's."""
+"""A tenant reads the findings about its own GPUs, partitions and jobs, and no word about other tenants."""
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from rackloom.web.painters import Painter
 from rackloom.web.tenant_findings import HARDWARE, WORKLOADS
 
 RACK = (MINE, MINE, THEIRS)
-"""Who holds the trays of one rack, from the lowest slot."""
+"""The holders of the trays of one rack, from the lowest slot."""
 
 
 def seen_by(org, whole):
@@ -166,6 +166,6 @@ def test_two_tenants_over_http_in_the_present_the_past_and_everywhere_else():
         assert "gpu-health" in links
         assert "rackloom admin" not in page
         for text in (page, *answers):
-            # What it searched for is repeated to it.
+            # The page repeats the search term.
             assert other not in text.replace(f"may see is called {other}", "").replace(f'"{other}"', "")
             assert "rackloom admin" not in text or "Runbook" in text

@@ -1,4 +1,4 @@
-"""The map as it was: pages of past times, what has changed since, and the charts of the last day."""
+"""The map in the past: pages of past times, the changes since then, and the charts of the last day."""
 
 import asyncio
 import re
@@ -74,7 +74,7 @@ def test_what_is_no_time(text):
 # Pages.
 
 
-# A new user finds out what happened at 14:05: type the time, read the site and the changes since.
+# A new user looks into an event at 14:05: type the time, read the site and the changes since.
 def test_a_page_shows_the_site_as_it_was_and_what_has_changed_since():
     started = TimelineEntry(at=AT + 90, tenant="acme", what="add gpus", where="domain 0", outcome="done")
     then = reading(0, (None, None, "blue"), findings=())
@@ -91,7 +91,7 @@ def test_a_page_shows_the_site_as_it_was_and_what_has_changed_since():
     assert "This is the past" not in present
     assert "acme" not in past.partition('id="racks"')[2].partition("</section>")[0]
     assert "acme" in present.partition('id="racks"')[2].partition("</section>")[0]
-    # Links of the page lead to the same time; its GPUs, search and export too. Nothing follows the present.
+    # Links, GPUs, search and export of the page lead to the same time. Nothing follows the present.
     assert 'href="?by=health"' in past
     below = f"/map/at/{iso(AT + 20)}"
     assert f'href="{below}/gpus.csv?by=tenant"' in past
@@ -170,7 +170,7 @@ def test_a_tenant_sees_its_own_past_and_strangers_none():
     assert signed_out == [303, 401, 401, 303]
 
 
-# What has changed.
+# Changes.
 
 
 def test_what_differs_between_two_maps():

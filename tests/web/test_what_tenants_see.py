@@ -1,4 +1,4 @@
-"""A tenant's page holds nothing of another's, whatever the layers say."""
+"""A tenant's page holds nothing of another tenant's, no matter what the layers report."""
 
 from unittest.mock import patch
 
@@ -56,7 +56,7 @@ def seen_by(whole, org):
 
 
 def shown(whole, org, mode):
-    """All that a viewer can be sent: the page, and the chain of each GPU."""
+    """Everything that a viewer can get: the page, and the chain of each GPU."""
     now = LiveReading(number=1, whole=whole)
     sheet = Painter(org, mode, 9).follow(now)
     with patch.object(painters, "WHOLE_RACKS", 0):
@@ -185,7 +185,7 @@ def test_trays_that_only_the_cluster_knows_stay_apart_and_unnamed():
 
 
 def handed_over(since, cluster_at):
-    """A machine that the other had until just now; the cluster and the transfers still tell of the other."""
+    """A machine that the other tenant just gave up. The cluster and the transfers still show that tenant."""
     seen = snapshot(1, 1, (THEIRS,))
     mine = snapshot(1, 1, (MINE,))
     lost = LayerStatus(layer=Layer.CLUSTER, at=cluster_at, unknown_since=AT)
@@ -233,7 +233,7 @@ def test_a_pod_that_began_before_the_machine_was_the_tenants_is_not_shown_though
 
 
 def kept_back(chain):
-    """Whether nothing is told of who uses a GPU, but that somebody does."""
+    """Whether the page shows that a GPU is in use, but not by whom."""
     return (chain.use.claim, chain.use.pods, chain.compute_domain, chain.channel) == ("", (), None, None)
 
 
@@ -333,6 +333,6 @@ def test_what_else_keeps_a_gpu_from_joining_a_tenant_reads():
 
 
 def row(page, label):
-    """What stands beside a label."""
+    """The value beside a label."""
     rest = page[page.index(f">{label}</th>") :]
     return rest[rest.index("<td>") : rest.index("</tr>")]

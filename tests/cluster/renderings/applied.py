@@ -1,4 +1,4 @@
-"""What `rackloom place --render` prints, applied as it stands, and where the pods of it land."""
+"""The output of `rackloom place --render`, applied unchanged, and the nodes of its pods."""
 
 import json
 import os
@@ -23,12 +23,12 @@ SMALL = "small"
 
 
 def apply(cluster: ControlPlane, documents: Sequence[Object], *more: str) -> None:
-    """Apply them as they are; an unknown field is an error."""
+    """Apply them as they are. An unknown field is an error."""
     text = yaml.safe_dump_all(documents)
     words = ("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", "-")
 
     def are_applied() -> bool:
-        """The API server hears of an operator's webhook a moment after it was told."""
+        """The API server can call an operator's webhook only a moment after its registration."""
         done = tried(cluster, *words, *more, given=text)
         assert done.returncode == 0 or "calling webhook" in done.stderr, done.stderr
         return done.returncode == 0
@@ -53,7 +53,7 @@ def _is_established(definition: Object) -> bool:
 
 
 def place(cluster: ControlPlane, job: Path, *words: str) -> str:
-    """What `rackloom place` prints about a job, on the cluster as it is now."""
+    """The output of `rackloom place` for a job, on the cluster as it is now."""
     command = [RACKLOOM, "place", str(job), "--cluster", *words]
     done = subprocess.run(
         command,
@@ -84,7 +84,7 @@ async def landed(api: KubeApi, namespace: str, count: int) -> list[Object]:
     """The members of the only job of a namespace, once all of them have a node.
 
     Raises:
-        AssertionError: they have none in time; it says where they are and what the others wait for.
+        AssertionError: not all have one in time. It lists their nodes and the reasons of those that wait.
     """
     pods: list[Object] = []
 
@@ -109,7 +109,7 @@ def _reason(pod: Object) -> str:
 
 
 async def spread(api: KubeApi, pods: Sequence[Object], *labels: str) -> Counter[tuple[str, ...]]:
-    """How many pods there are of each value of the labels in each clique; of none, by the clique alone."""
+    """The number of pods for each clique and each value of the labels, or for each clique without labels."""
     nodes = {node["metadata"]["name"]: node["metadata"]["labels"] for node in (await api.list(NODE)).items}
     return Counter(
         (*(pod["metadata"]["labels"][label] for label in labels), nodes[pod["spec"]["nodeName"]][CLIQUE])

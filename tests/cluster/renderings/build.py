@@ -1,8 +1,8 @@
-"""Kueue, KAI and the controllers of jobs, built once from the pins beside this file where they are asked for.
+"""Kueue, KAI and the controllers of jobs, built once, on request, from the pins beside this file.
 
 They take many minutes of one core, so nothing else builds them: without them the tests that need them skip.
 
-python tests/cluster/renderings/build.py      builds what is missing and prints where it is
+python tests/cluster/renderings/build.py      builds the missing binaries and prints their folder
 """
 
 import subprocess
@@ -28,7 +28,7 @@ def built(tools: Tools) -> Path:
     """The folder of the binaries.
 
     Raises:
-        NotBuilt: they are not there; nothing is built here.
+        NotBuilt: they are missing. Nothing is built here.
     """
     folder = at_hand(tools)
     if folder is None:
@@ -38,7 +38,7 @@ def built(tools: Tools) -> Path:
 
 
 def source(tools: Tools, module: str) -> Path:
-    """Where Go keeps the source of a pinned module: CRDs and manifests are read there and copied nowhere."""
+    """Go's folder for the source of a pinned module. CRDs and manifests are read there and never copied."""
     command = ["go", "mod", "download", "-json", module]
     subprocess.run(command, cwd=tools.module, check=True, capture_output=True, timeout=600)
     found = subprocess.run(

@@ -1,4 +1,4 @@
-"""Racks of simulated trays on a control plane of their own: what is installed there is gone with it."""
+"""Racks of simulated trays on a separate control plane, which takes all installed objects with it."""
 
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

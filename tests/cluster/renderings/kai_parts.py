@@ -28,7 +28,7 @@ _CRDS = (
 _NO_ADDRESS = "0"
 """controller-runtime serves nothing there."""
 _NO_PORT = "-1"
-"""Go's listener refuses it, and the scheduler goes on without: it would listen on all interfaces."""
+"""Go's listener refuses it, and the scheduler runs without. Otherwise it would listen on all interfaces."""
 _UNLIMITED = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
 
 

@@ -22,7 +22,7 @@ from rackloom.core.gangs.snapshot import GangSettings
 async def kueue_at_work(
     operators: Path, config: Object, cluster: ControlPlane, api: KubeApi, settings: ControllerSettings
 ) -> AsyncIterator[None]:
-    """Both at work; jobs, workloads and ComputeDomains are gone afterwards."""
+    """Both at work. Jobs, workloads and ComputeDomains are gone afterwards."""
     operator = Operator("kueue", operators / "kueue", source(QUEUES, KUEUE), config)
     async with (
         installed(operator, cluster, api),

@@ -1,7 +1,7 @@
 """Operators as their projects install them, run as processes of this machine instead of as pods.
 
 A Service of type ExternalName leads the API server to the process, so webhooks keep the names and the
-certificates that the operator gives them; putting the Secret into a folder, as a kubelet does, is done here.
+certificates that the operator gives them. This module puts the Secret into a folder, as a kubelet does.
 """
 
 import asyncio
@@ -42,9 +42,9 @@ class Operator:
     program: Path
     source: Path
     config: Object
-    """Its configuration file, but for addresses and folders."""
+    """Its configuration file, except addresses and folders."""
     makes_certificate: bool = True
-    """False for one that would wait for its own in a folder of the whole machine: it gets one of ours."""
+    """False if it would wait for a certificate in a machine-wide folder. It gets one from our authority."""
 
     @property
     def namespace(self) -> str:
@@ -80,7 +80,7 @@ async def _installed_at(
         yield
     finally:
         child.stop()
-        # Nobody answers any more, and other operators' objects are to be had all the same.
+        # The webhooks have no server any more, but other operators' objects must still be accepted.
         for hook in hooks:
             with contextlib.suppress(NotFound):
                 await api.delete(_HOOKS[hook["kind"]], hook["metadata"]["name"])
@@ -125,7 +125,7 @@ def _calls(document: Object) -> Iterator[Object]:
 
 
 def _certify(operator: Operator, cluster: ControlPlane, documents: Sequence[Object], folder: Path) -> None:
-    """A certificate of the control plane's authority, which the API server is told to trust."""
+    """A certificate of the control plane's authority, which the webhook's caBundle names."""
     service = f"{operator.name}-webhook-service.{operator.namespace}.svc"
     pair = cluster.credentials.server(operator.name, service)
     shutil.copy(pair.certificate, folder / "tls.crt")

@@ -1,4 +1,4 @@
-"""KAI's own scheduler, given what is rendered for it: where the pods land, and what it will not split."""
+"""KAI's own scheduler with its rendered objects: the nodes of the pods, and jobs that it does not split."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""kube-scheduler, given what is rendered for it: node and pod affinity, and the in-tree PodGroup."""
+"""kube-scheduler with its rendered objects: node and pod affinity, and the in-tree PodGroup."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Kueue's topology-aware scheduling, given what is rendered for it: the Topology and the annotations."""
+"""Kueue's topology-aware scheduling with its rendered objects: the Topology and the annotations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -31,7 +31,7 @@ CONFIG: Object = {
 
 
 class UntilTold:
-    """Containers that end well when a test says so."""
+    """Containers that succeed when a test ends them."""
 
     def __init__(self) -> None:
         self.done = asyncio.Event()
@@ -55,7 +55,7 @@ async def kueue(
     operator = Operator("kueue", operators / "kueue", source(QUEUES, KUEUE), CONFIG)
     async with installed(operator, cluster, api):
         yield
-        # Kueue 0.19.0 that starts and finds an admitted workload may end by a nil pointer.
+        # Kueue 0.19.0 may crash on a nil pointer if it finds an admitted workload when it starts.
         await until(lambda: _has_no_workload(api), "the workloads are gone")
 
 
@@ -64,7 +64,7 @@ async def _has_no_workload(api: KubeApi) -> bool:
 
 
 def queues(namespace: str, topology: str) -> list[Object]:
-    """What an administrator adds to the Topology: a flavor on it, and a queue with room for everything."""
+    """An administrator's additions to the Topology: a flavor on it, and a queue with room for everything."""
     quotas = [{"name": name, "nominalQuota": quota} for name, quota in ((GPU, "999"), ("cpu", "9999"))]
     version = "kueue.x-k8s.io/v1beta2"
     flavor = {"nodeLabels": {"kubernetes.io/os": "linux"}, "topologyName": topology}

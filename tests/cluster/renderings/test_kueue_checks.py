@@ -1,4 +1,4 @@
-"""An AdmissionCheck of ours on a real Kueue: a job starts with a plan, waits for room, or is refused.
+"""Our AdmissionCheck on a real Kueue: a job starts with a plan, waits for room, or is refused.
 
 deploy/kubernetes/kueue is installed, and the controller has the rights and the policies that it brings.
 """
@@ -47,14 +47,14 @@ CONFIG: Object = {
 async def kueue(
     operators: Path, cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes
 ) -> AsyncIterator[None]:
-    """Kueue with the overlay of ours and our controller at work."""
-    await add_nodes(1)  # for the pods of the overlay
+    """Kueue with our overlay and our controller at work."""
+    await add_nodes(1)  # for the overlay's pods
     async with kueue_at_work(operators, CONFIG, cluster, api, SETTINGS):
         yield
 
 
 def queue(namespace: str, **quotas: int) -> list[Object]:
-    """An administrator's objects: a check of ours, and a queue that asks it."""
+    """An administrator's objects: our check, and a queue that uses it."""
 
     def made(kind: str, name: str, spec: Object, **more: str) -> Object:
         return {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name, **more}, "spec": spec}
@@ -96,7 +96,7 @@ def job(namespace: str, name: str, members: int, template: str | None = None) ->
 
 
 async def workload_of(api: KubeApi, namespace: str, name: str) -> Object:
-    """The workload that Kueue made of a Job; empty before."""
+    """The workload that Kueue made of a Job. Empty before."""
     for obj in (await api.list(WORKLOAD, namespace)).items:
         if any(owner["name"] == name for owner in obj["metadata"].get("ownerReferences") or ()):
             return obj
@@ -108,7 +108,7 @@ async def is_admitted(api: KubeApi, namespace: str, name: str) -> bool:
 
 
 async def reported(api: KubeApi, namespace: str, name: str) -> str:
-    """All that the conditions and checks of the workload of a Job say."""
+    """All messages in the conditions and checks of the workload of a Job."""
     status = (await workload_of(api, namespace, name)).get("status") or {}
     entries = (*(status.get("conditions") or ()), *(status.get("admissionChecks") or ()))
     return "; ".join(entry.get("message") or "" for entry in entries)

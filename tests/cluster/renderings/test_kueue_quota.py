@@ -52,7 +52,7 @@ CONFIG: Object = {
 async def kueue(
     operators: Path, cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes
 ) -> AsyncIterator[None]:
-    """Kueue and our controller at work; ComputeDomains with the label of a queue need quota."""
+    """Kueue and our controller at work. ComputeDomains with the label of a queue need quota."""
     await add_nodes(1)  # for the pods of the overlay
     settings = msgspec.structs.replace(SETTINGS, quota=QuotaMode.LABELLED)
     async with kueue_at_work(operators, CONFIG, cluster, api, settings):
@@ -160,7 +160,7 @@ async def test_a_domain_beyond_the_quota_waits_until_another_is_gone(
 async def test_spare_nodes_have_a_quota_of_their_own(
     team: Team, cluster: ControlPlane, api: KubeApi, namespace: str
 ) -> None:
-    # The check of ours has nothing to plan for them.
+    # Our check has nothing to plan for them.
     check: Object = {"apiVersion": VERSION, "kind": "AdmissionCheck", "metadata": {"name": "placement"}}
     check["spec"] = {"controllerName": CONTROLLER_NAME}
     checks = {"admissionChecks": [{"name": "placement"}]}
@@ -171,7 +171,7 @@ async def test_spare_nodes_have_a_quota_of_their_own(
     await team.until_says("second", SPARES_RESOURCE)
     assert not await team.has_template("second")
 
-    # Before it has quota it may ask for less; afterwards its Workload stays as it is.
+    # Before it has quota, it may request less. Afterwards its Workload stays as it is.
     apply(cluster, [domain(namespace, "second", spares=1)])
     await team.until_starts("second")
     apply(cluster, [domain(namespace, "second", spares=3)])

@@ -1,4 +1,4 @@
-"""LeaderWorkerSet's own controller and webhook, given what is rendered for exclusive topology."""
+"""LeaderWorkerSet's own controller and webhook, with objects rendered for exclusive topology."""
 
 from pathlib import Path
 

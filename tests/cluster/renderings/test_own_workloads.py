@@ -1,8 +1,8 @@
 """Kueue and LeaderWorkerSet place their own workloads on the trays of `rackloom up --kubeconfig`.
 
-Nothing here is rendered by Rackloom: users write what the two projects document, with claims for the GPUs of
+Rackloom renders nothing here. Users follow the documentation of the two projects, with claims for the GPUs of
 a tray, and the projects' own controllers and kube-scheduler decide. The trays are those of a site that runs
-as a process of its own, as a user starts it.
+as a separate process, as a user starts it.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ CONFIG: Object = {
     "resources": {"deviceClassMappings": [{"name": GPU, "deviceClassNames": [GPU_DRIVER]}]},
 }
 TOLERATION = {"key": SIMULATED_LABEL, "operator": "Exists", "effect": "NoSchedule"}
-# Kueue 0.19.0 counts claims towards quota, and not while it looks for a topology: there the CPUs keep a
-# second member from a tray. A pod with a claim and without any request ends it by a nil pointer.
+# Kueue 0.19.0 counts claims towards quota, but not in its search for a topology: there the CPUs keep a
+# second member off a tray. A pod with a claim but without any request crashes it on a nil pointer.
 RESOURCES = {"requests": {"cpu": "100"}, "claims": [{"name": "gpus"}]}
 POD_SPEC: Object = {
     "containers": [{"name": "main", "image": "none", "resources": RESOURCES}],
@@ -72,7 +72,7 @@ def site(cluster: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 home, "instance", "create", f"rack-{rack}", "--vpc", "net", "--count", str(TRAYS), "--wait"
             )
         yield child
-        # It takes its nodes away by itself, and that takes a while.
+        # It deletes its nodes, and that takes a while.
         child.process.terminate()
         assert child.process.wait(PATIENCE) == 0, child.tail()
     finally:
@@ -100,7 +100,7 @@ async def trays(site: Child, api: KubeApi) -> None:
 
 @pytest.fixture
 async def namespace(trays: None, api: KubeApi) -> AsyncIterator[str]:
-    """A namespace with a claim template for all GPUs of a tray; at the end its pods are gone."""
+    """A namespace with a claim template for all GPUs of a tray. At the end its pods are gone."""
     name = f"users-{next(_numbers)}"
     await api.create(NAMESPACE, {"metadata": {"name": name}})
     gpus = {"name": "gpus", "exactly": {"deviceClassName": GPU_DRIVER, "count": GPUS}}
@@ -124,7 +124,7 @@ async def kueue(operators: Path, cluster: ControlPlane, api: KubeApi) -> AsyncIt
 
 
 def queue(namespace: str, racks: int) -> list[Object]:
-    """An administrator's objects: the topology, a flavor of simulated trays, a queue for so many racks."""
+    """An administrator's objects: the topology, a flavor of simulated trays, a queue for `racks` racks."""
 
     def made(kind: str, name: str, spec: Object, **more: str) -> Object:
         metadata = {"name": name, **more}
@@ -160,7 +160,7 @@ def queued_job(namespace: str, name: str) -> Object:
 
 
 async def running(api: KubeApi, namespace: str, labels: str, count: int) -> list[Object]:
-    """So many pods that run on simulated trays, each with all GPUs of its own."""
+    """`count` pods that run on simulated trays, each with all GPUs of its tray."""
     pods: list[Object] = []
 
     async def all_run() -> bool:
@@ -180,7 +180,7 @@ async def running(api: KubeApi, namespace: str, labels: str, count: int) -> list
 
 
 async def waiting_for(api: KubeApi, namespace: str) -> dict[str, int]:
-    """What the scheduler and Kueue say of pods and workloads."""
+    """The messages of the scheduler and of Kueue about pods and workloads."""
     objects = [*(await api.list(POD, namespace)).items]
     with contextlib.suppress(NotFound):  # Without Kueue there are no workloads.
         objects += (await api.list(WORKLOAD, namespace)).items
@@ -189,7 +189,7 @@ async def waiting_for(api: KubeApi, namespace: str) -> dict[str, int]:
 
 
 async def gpus_of(api: KubeApi, namespace: str, pod: Object) -> dict[str, int]:
-    """How many GPUs of which node's pool the claim of a pod has, where the node's plugin has prepared it."""
+    """The number of GPUs of each node's pool in a pod's claim, which the node's plugin has prepared."""
     (status,) = pod["status"]["resourceClaimStatuses"]
     claim = (await api.get(RESOURCE_CLAIM, status["resourceClaimName"], namespace))["status"]
     assert [holder["name"] for holder in claim["reservedFor"]] == [pod["metadata"]["name"]]

@@ -54,7 +54,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
-    """A controller of its own, by its configuration."""
+    """A separate controller, by its configuration."""
 
     conf: Path
 
@@ -67,13 +67,13 @@ class Slurm:
 
 
 def of_slurm(program: str) -> str:
-    """Where a program of it is, or nothing."""
+    """The path of a program of Slurm, or empty."""
     return shutil.which(program, path=f"{HOME}/bin:{os.environ['PATH']}") or ""
 
 
 @pytest.fixture
 def needs_slurm(binaries: Callable[[Tools], Path]) -> None:
-    """Skips where there is no Slurm that reads topology.yaml."""
+    """Skips if there is no Slurm that reads topology.yaml."""
     lacking = [name for name in PROGRAMS if not of_slurm(name)]
     if lacking or os.geteuid() != 0:
         pytest.skip(f"needs root and Slurm 25.05 or later on PATH, or RACKLOOM_SLURM; not there: {lacking}")
@@ -86,7 +86,7 @@ def needs_slurm(binaries: Callable[[Tools], Path]) -> None:
 
 @pytest.fixture
 def slurm(needs_slurm: None, tmp_path: Path) -> Iterator[Slurm]:
-    """A controller that is not started yet starts with what `topology.yaml` says beside its configuration."""
+    """A controller that is not started yet. It will read `topology.yaml` beside its configuration."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     key = folder / "slurm.key"
@@ -151,7 +151,7 @@ async def allocated(slurm: Slurm) -> list[str]:
 
 
 async def test_a_kept_topology_follows_the_nodes_while_jobs_run(slurm: Slurm, tmp_path: Path) -> None:
-    """A change reaches slurmctld; a node with a job waits; a source without nodes changes nothing."""
+    """A change reaches slurmctld, a node with a job waits, and a source without nodes changes nothing."""
     folder, nodes = slurm.conf.parent, tmp_path / "nodes.json"
     racks = {name: name.rpartition("-tray-")[0] for name in EVERY_NODE}
     write_nodes(nodes, racks)
@@ -172,7 +172,7 @@ async def test_a_kept_topology_follows_the_nodes_while_jobs_run(slurm: Slurm, tm
         slurm.ask("sbatch", str(job_script))
         await until(lambda: allocated(slurm), "the job has a node")
 
-        # Two trays get a partition of their own. One has a job: it waits outside of all blocks.
+        # Two trays move to a new partition. One has a job, so it waits outside of all blocks.
         split = racks | {"rack-0-tray-0": "new", "rack-0-tray-1": "new"}
         write_nodes(nodes, split)
         await until(lambda: has_blocks(slurm, {"rack-0": TRAYS - 2, "new": 1}), "the idle tray has moved")
@@ -196,7 +196,7 @@ EVERY_NODE = [f"rack-{rack}-tray-{tray}" for rack in range(RACKS) for tray in ra
 
 
 def write_nodes(path: Path, cliques: Mapping[str, str]) -> None:
-    """A saved cluster whose nodes are all Slurm's, replaced whole."""
+    """A saved cluster whose nodes are all Slurm's, replaced atomically."""
     items = [
         {
             "apiVersion": "v1",
@@ -212,7 +212,7 @@ def write_nodes(path: Path, cliques: Mapping[str, str]) -> None:
 
 
 def script(slurm: Slurm, name: str, commands: str) -> Path:
-    """A command that asks this controller."""
+    """A command that runs against this controller."""
     path = slurm.conf.parent / name
     exports = f"export SLURM_CONF={slurm.conf} PATH={HOME}/bin:$PATH"
     path.write_text(f"#!/bin/sh\n{exports}\n{commands}\n")
@@ -226,7 +226,7 @@ def write_once(*options: str | Path) -> None:
 
 
 async def has_blocks(slurm: Slurm, nodes: Mapping[str, int]) -> bool:
-    """Whether slurmctld has just these of the blocks named, each with so many nodes."""
+    """Whether slurmctld has the named blocks, each with its number of nodes."""
     try:
         lines = slurm.ask("scontrol", "show", "topology").splitlines()
     except AssertionError:

@@ -1,4 +1,4 @@
-"""What an ELF file says of itself, as far as the tests of the image ask (64 bits, little-endian)."""
+"""The header fields of an ELF file that the tests of the image need (64 bits, little-endian)."""
 
 import struct
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ NEEDED, STRTAB = 1, 5
 
 
 def machine(data: bytes) -> int | None:
-    """e_machine; None for what is no ELF file."""
+    """e_machine, or None if it is not an ELF file."""
     return struct.unpack_from("<H", data, 18)[0] if data[:4] == b"\x7fELF" else None
 
 

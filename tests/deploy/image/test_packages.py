@@ -1,4 +1,4 @@
-"""The lock of Debian packages, and getting what it names: with the real apt, from an archive of our own."""
+"""The lock of Debian packages, and downloads of its packages: with the real apt, from a local archive."""
 
 import functools
 import hashlib
@@ -61,7 +61,7 @@ class Archive:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(content)
             (root / path).chmod(0o4755)
-        (root / "DEBIAN").chmod(0o755)  # dpkg-deb refuses what a umask other than 022 makes of it
+        (root / "DEBIAN").chmod(0o755)  # dpkg-deb refuses the mode that another umask than 022 gives
         file = self.folder / POOL / f"{name}_{version}_{arch}.deb"
         subprocess.run(["dpkg-deb", "--root-owner-group", "-b", root, file], check=True, capture_output=True)
         shutil.rmtree(root)
@@ -93,7 +93,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def archives(tmp_path, monkeypatch):
-    """Two archives, which are all that apt knows."""
+    """Two archives, the only ones that apt knows."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         pytest.skip("NO APT: packages cannot be fetched here")
     tmp_path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What an image is made of, as far as nothing has to be downloaded for it."""
+"""The parts of an image that need no download."""
 
 import hashlib
 import importlib.util

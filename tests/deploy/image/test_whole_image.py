@@ -1,4 +1,4 @@
-"""Whole images: built, read back, started, and compared with what a builder makes of the Containerfile.
+"""Whole images: built, read back, started, and compared with a builder's image of the Containerfile.
 
 They download packages and wheels, and write some gigabytes: `make test-image` sets RACKLOOM_TEST_IMAGE.
 """
@@ -27,11 +27,11 @@ OF_THE_DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1"}
 """Libraries that a container gets from the driver of its host."""
 
 OPEN = ("run/lock", "tmp", "var/tmp")
-"""Folders in which everybody may write."""
+"""Folders in which every user may write."""
 
 
 class Image:
-    """The layers of an image, from the bottom, and what they make together."""
+    """The layers of an image, from the bottom, and the resulting tree."""
 
     def __init__(self, layers: list[Path]) -> None:
         self.layers = layers
@@ -44,11 +44,11 @@ class Image:
                     yield info, tar.extractfile(info).read() if info.isreg() else b""
 
     def layout(self):
-        """What a container finds at each path: kind, mode, user, group, and content or target."""
+        """The entry at each path in a container: kind, mode, user, group, and content or target."""
         return {info.name.rstrip("/"): described(info, data) for info, data in self.members()}
 
     def unpack(self, place: Path) -> Path:
-        """The files in a folder that every user may enter, owned as in the image where root asks."""
+        """The files in a folder that every user may enter, owned as in the image if root runs this."""
         place.chmod(0o755)
         for layer in self.layers:
             subprocess.run(["tar", "-x", "-p", "-f", layer, "-C", place], check=True)
@@ -125,7 +125,7 @@ def test_the_list_of_licences_is_what_the_packages_say(arch):
 
 
 def reached(path, kinds, links, depth=0):
-    """Where a path leads in the image; None where it leads nowhere."""
+    """The target of a path in the image, or None if it leads nowhere."""
     at = PurePosixPath("/")
     for part in PurePosixPath("/", path).parts[1:]:
         if part == "..":
@@ -196,7 +196,7 @@ def test_it_starts_as_its_user_by_its_path(image, tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "0.1.0"), done.stderr
     done = in_root(root, *build.CONFIG["Entrypoint"], *build.CONFIG["Cmd"])
     assert "cannot read /etc/rackloom/site.toml" in done.stderr
-    # Whoever verifies a certificate by the system's authorities has some, and CEL has zones.
+    # Certificate verification has the system's authorities, and CEL has time zones.
     use = (
         "import ssl, zoneinfo; zoneinfo.ZoneInfo('Europe/Oslo')\n"
         "print(len(ssl.create_default_context().get_ca_certs()))"
