@@ -19,7 +19,7 @@ class AllocationCounts(Model, frozen=True, kw_only=True):
 
 
 class AllocationStats(Model, frozen=True, kw_only=True):
-    """How many machines of a type there are, and how many are spoken for."""
+    """The numbers of machines of an instance type, by use."""
 
     assigned: int | None
     total: int
@@ -30,7 +30,7 @@ class AllocationStats(Model, frozen=True, kw_only=True):
 
 
 class AuditEntry(Model, frozen=True, kw_only=True):
-    """Who requested what, and what came of it."""
+    """A request, its caller and its outcome."""
 
     id: str
     endpoint: str | None
@@ -65,7 +65,7 @@ class AuditEntry(Model, frozen=True, kw_only=True):
 
 
 class BlockedGpu(Model, frozen=True, kw_only=True):
-    """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
+    """A GPU whose intended move is blocked, with the reason. If `fix` is null, the site cannot resolve it."""
 
     gpu_guid: str
     reason: str
@@ -74,7 +74,7 @@ class BlockedGpu(Model, frozen=True, kw_only=True):
 
 
 class Capability(Model, frozen=True, kw_only=True):
-    """What machines of a type have."""
+    """A capability of the machines of an instance type."""
 
     type: Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
     name: str
@@ -83,7 +83,7 @@ class Capability(Model, frozen=True, kw_only=True):
 
 
 class CautionAnswer(Model, frozen=True, kw_only=True):
-    """What is allowed and probably not meant."""
+    """A warning: the request is allowed, but its effect may be unintended."""
 
     type: Literal["LogicalPartitionSpansDomains", "TraySplit", "ForeignPartition"]
     message: str
@@ -105,7 +105,7 @@ class HealthCounts(Model, frozen=True, kw_only=True):
 
 
 class InstanceStats(Model, frozen=True, kw_only=True):
-    """Instances by status; `unknown` are those of which there is no valid reading."""
+    """Instances by status. `unknown` are those without a valid reading."""
 
     total: int
     pending: int
@@ -149,7 +149,7 @@ class LogicalPartitionCreate(Model, frozen=True, kw_only=True):
 
 
 class LogicalPartitionPlan(Model, frozen=True, kw_only=True):
-    """A logical partition that would be made; nothing was changed."""
+    """A logical partition that a request would make. Nothing was changed."""
 
     dry_run: bool
     name: str
@@ -157,7 +157,7 @@ class LogicalPartitionPlan(Model, frozen=True, kw_only=True):
 
 
 class MachineAssociationAnswer(Model, frozen=True, kw_only=True):
-    """A machine of an instance type; the id of the association is that of the machine."""
+    """A machine of an instance type. The id of the association is that of the machine."""
 
     created: datetime
     updated: datetime
@@ -166,7 +166,7 @@ class MachineAssociationAnswer(Model, frozen=True, kw_only=True):
 
 
 class MachineReservation(Model, frozen=True, kw_only=True):
-    """For which organisation a machine is kept, and until when."""
+    """The organisation for which a machine is reserved, and the end of the reservation."""
 
     reservation_id: str
     tenant_id: str
@@ -175,7 +175,7 @@ class MachineReservation(Model, frozen=True, kw_only=True):
 
 
 class MachineStats(Model, frozen=True, kw_only=True):
-    """How many machines a site has, by status, health and allocation. Statuses of no machine are left out."""
+    """The machines of a site by status, health and allocation. Statuses of no machine are left out."""
 
     total: int
     total_by_status: dict[str, int]
@@ -185,13 +185,13 @@ class MachineStats(Model, frozen=True, kw_only=True):
 
 
 class Message(Model, frozen=True, kw_only=True):
-    """What became of a request that has no other answer."""
+    """The outcome of a request that has no other answer."""
 
     message: str
 
 
 class Metadata(Model, frozen=True, kw_only=True):
-    """Which versions of the contract are served, what of them is not, and which build this is."""
+    """The served versions of the contract, the groups of operations that are missing, and the build."""
 
     version: str
     contracts: list[str]
@@ -213,7 +213,7 @@ class NVLinkGpu(Model, frozen=True, kw_only=True):
 
 
 class NVLinkInfo(Model, frozen=True, kw_only=True):
-    """Where a machine sits in the NVLink fabric."""
+    """The place of a machine in the NVLink fabric."""
 
     domain_uuid: str | None
     chassis_serial: str
@@ -239,7 +239,7 @@ class OwnPartition(Model, frozen=True, kw_only=True):
 
 
 class PartitionStats(Model, frozen=True, kw_only=True):
-    """How many GPUs are, or shall be, in a logical partition, and of how many instances."""
+    """The number of GPUs that a logical partition has or will have, and the number of their instances."""
 
     total_gpus: int
     total_distinct_instances: int
@@ -253,7 +253,7 @@ class PlannedInterface(Model, frozen=True, kw_only=True):
 
 
 class Problem(Model, frozen=True, kw_only=True):
-    """The one error body there is."""
+    """The body of every error."""
 
     source: Literal["nico"]
     message: str
@@ -262,12 +262,12 @@ class Problem(Model, frozen=True, kw_only=True):
 
 QuotaKind: TypeAlias = Annotated[
     Literal["nvLinkLogicalPartitions", "vpcs", "instances", "nvLinkInterfaces", "reservedTrays"],
-    Meta(description="What is counted, by the name in REST."),
+    Meta(description="The kinds of object that are counted, by their name in REST."),
 ]
 
 
 class ReservedMachine(Model, frozen=True, kw_only=True):
-    """A tray of a reservation, and what keeps it from a new instance: `Ready` where nothing does."""
+    """A tray of a reservation. `state` is `Ready`, or the reason why it cannot take a new instance."""
 
     machine_id: str
     nv_link_domain_id: str | None
@@ -276,7 +276,7 @@ class ReservedMachine(Model, frozen=True, kw_only=True):
 
 
 class SiteCapabilitiesAnswer(Model, frozen=True, kw_only=True):
-    """What a site can do."""
+    """The capabilities of a site."""
 
     native_networking: bool
     network_security_group: bool
@@ -295,7 +295,7 @@ class StatusDetail(Model, frozen=True, kw_only=True):
 
 
 class TenantAccountStats(Model, frozen=True, kw_only=True):
-    """Tenant accounts by status; there are none."""
+    """Tenant accounts by status. There are none."""
 
     total: int
     pending: int
@@ -305,13 +305,13 @@ class TenantAccountStats(Model, frozen=True, kw_only=True):
 
 
 class TenantCapabilities(Model, frozen=True, kw_only=True):
-    """What a tenant may do beyond the usual."""
+    """Additional rights of a tenant."""
 
     targeted_instance_creation: bool
 
 
 class TenantStats(Model, frozen=True, kw_only=True):
-    """What a tenant has."""
+    """The objects of a tenant, by status."""
 
     instance: InstanceStats
     vpc: ObjectStats
@@ -328,7 +328,7 @@ class TrayInForeignPartition(Model, frozen=True, kw_only=True):
 
 
 class TrayReservedForOthers(Model, frozen=True, kw_only=True):
-    """A tray that is kept for an organisation."""
+    """A tray that is reserved for an organisation."""
 
     machine_id: str
     reservation_id: str
@@ -366,7 +366,7 @@ class VpcCreate(Model, frozen=True, kw_only=True):
 
 
 class VpcPlan(Model, frozen=True, kw_only=True):
-    """A VPC that would be made; nothing was changed."""
+    """A VPC that a request would make. Nothing was changed."""
 
     dry_run: bool
     name: str
@@ -375,7 +375,7 @@ class VpcPlan(Model, frozen=True, kw_only=True):
 
 
 class VpcVirtualization(Model, frozen=True, kw_only=True):
-    """The network virtualization that a VPC is to have; kept, and not acted on."""
+    """The network virtualization of a VPC. It is stored, and nothing acts on it."""
 
     network_virtualization_type: Literal["FNN"]
 
@@ -410,7 +410,7 @@ class Renaming(Model, frozen=True, kw_only=True):
 
 
 class AllocationConstraintAnswer(Stored, frozen=True, kw_only=True):
-    """So many machines of a type."""
+    """A number of machines of one instance type."""
 
     allocation_id: str
     resource_type: Literal["InstanceType"]
@@ -420,7 +420,7 @@ class AllocationConstraintAnswer(Stored, frozen=True, kw_only=True):
 
 
 class InstanceBatchCreate(Model, frozen=True, kw_only=True):
-    """Several instances at once: all or none."""
+    """Several new instances: all or none."""
 
     vpc_id: str
     instance_type_id: str
@@ -462,7 +462,7 @@ class InstanceType(Named, frozen=True, kw_only=True):
 
 
 class InstanceUpdate(Model, frozen=True, kw_only=True):
-    """Changes of an instance; a list of interfaces replaces the present one."""
+    """Changes of an instance. A list of interfaces replaces the present one."""
 
     labels: dict[str, str] | None = None
     name: str | None = None
@@ -475,14 +475,14 @@ class LogicalPartitionUpdate(Renaming, frozen=True, kw_only=True):
 
 
 class MachineMetadata(Model, frozen=True, kw_only=True):
-    """What is known of the hardware of a machine."""
+    """The known hardware of a machine."""
 
     nv_link_info: NVLinkInfo
     rack: str
 
 
 class NVLinkDomain(Model, frozen=True, kw_only=True):
-    """What is known of a domain, how much room it has, and what the caller has in it."""
+    """A domain: its state, its capacity, and the caller's objects in it."""
 
     id: str
     site_id: str | None
@@ -528,7 +528,7 @@ class PlannedInstance(Model, frozen=True, kw_only=True):
 
 
 class Quota(Model, frozen=True, kw_only=True):
-    """How many objects of a kind a tenant may have, and has."""
+    """The limit on a tenant's objects of a kind, and the number that it has."""
 
     resource: QuotaKind
     limit: int
@@ -570,7 +570,7 @@ class Tenant(Stored, frozen=True, kw_only=True):
 
 
 class TrayReservation(Stored, frozen=True, kw_only=True):
-    """Trays that wait for a tenant until a time."""
+    """Trays that are reserved for a tenant until a time."""
 
     tenant_id: str
     site_id: str
@@ -601,14 +601,14 @@ class Vpc(Named, frozen=True, kw_only=True):
 
 
 class VpcUpdate(Renaming, frozen=True, kw_only=True):
-    """Changes of a VPC; an empty nvLinkLogicalPartitionId clears the default."""
+    """Changes of a VPC. An empty nvLinkLogicalPartitionId clears the default."""
 
     labels: dict[str, str] | None = None
     nv_link_logical_partition_id: str | Literal[""] | None = None
 
 
 class Allocation(Named, frozen=True, kw_only=True):
-    """What a tenant may use of a site."""
+    """The machines of a site that a tenant may use."""
 
     infrastructure_provider_id: str
     tenant_id: str
@@ -619,7 +619,7 @@ class Allocation(Named, frozen=True, kw_only=True):
 
 
 class InstancePlan(Model, frozen=True, kw_only=True):
-    """What a request would make; nothing was changed."""
+    """The instances that a request would make. Nothing was changed."""
 
     dry_run: bool
     plan_id: str
@@ -655,7 +655,7 @@ class Machine(Stored, frozen=True, kw_only=True):
 
 
 class NVLinkInterface(Stored, frozen=True, kw_only=True):
-    """An NVLink interface and what the fabric told of its GPU."""
+    """An NVLink interface, with the observation of its GPU."""
 
     instance_id: str
     nv_link_logical_partition_id: str

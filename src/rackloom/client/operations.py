@@ -8,7 +8,7 @@ from rackloom.client.call import Call, Many, PagedCall, make_call, make_paged_ca
 
 
 def get_metadata() -> Call[models.Metadata]:
-    """Which versions of the contract are served, what of them is not, and which build this is.
+    """The served versions of the contract, the groups of operations that are missing, and the build.
 
     GET /metadata
     """
@@ -16,7 +16,7 @@ def get_metadata() -> Call[models.Metadata]:
 
 
 def get_current_tenant() -> Call[models.Tenant]:
-    """The tenant of the org, made by the first call.
+    """The tenant of the org. The first call creates it.
 
     GET /tenant/current
     """
@@ -63,7 +63,7 @@ def get_site(site_id: str, *, include_relation: Many[str] | None = None) -> Call
 
 
 def get_site_status_history(site_id: str, *, order_by: str | None = None) -> PagedCall[models.StatusDetail]:
-    """How the site came to its status, newest first.
+    """The status history of the site, newest first.
 
     GET /site/{siteId}/status-history
     """
@@ -153,7 +153,7 @@ def get_all_machine_capabilities(
     type: Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"] | None = None,
     name: Many[str] | None = None,
 ) -> PagedCall[models.Capability]:
-    """What the machines that the caller may see have, by type and name; each capability once.
+    """The different capabilities of the machines that the caller may see, by type and name.
 
     GET /machine-capability
     """
@@ -181,7 +181,7 @@ def get_machine(
 def get_machine_status_history(
     machine_id: str, *, order_by: str | None = None
 ) -> PagedCall[models.StatusDetail]:
-    """What operators did to the machine, newest first.
+    """The actions of operators on the machine, newest first.
 
     GET /machine/{machineId}/status-history
     """
@@ -193,7 +193,7 @@ def get_machine_status_history(
 def get_all_nvlink_domain(
     *, order_by: str | None = None, site_id: str | None = None
 ) -> PagedCall[models.NVLinkDomain]:
-    """The domains where the caller operates machines or may use some, with the room in each.
+    """The domains in which the caller operates or may use machines, with the capacity of each.
 
     GET /nvlink-domain
     """
@@ -225,7 +225,7 @@ def get_all_audit_entry(
     channel: Literal["rest", "admin", "site"] | None = None,
     org_name: str | None = None,
 ) -> PagedCall[models.AuditEntry]:
-    """Who requested what, and what came of it; the newest first.
+    """Requests with their callers and outcomes, newest first.
 
     GET /audit
     """
@@ -326,7 +326,7 @@ def get_all_nvlink_logical_partition(
 def create_nvlink_logical_partition(
     body: models.LogicalPartitionCreate,
 ) -> Call[models.NVLinkLogicalPartition]:
-    """A new logical partition.
+    """Create a logical partition. A dry run only plans it.
 
     POST /nvlink-logical-partition
     """
@@ -340,7 +340,7 @@ def create_nvlink_logical_partition(
 def create_nvlink_logical_partition_dry_run(
     body: models.LogicalPartitionCreate,
 ) -> Call[models.LogicalPartitionPlan]:
-    """A new logical partition.
+    """Create a logical partition. A dry run only plans it.
 
     POST /nvlink-logical-partition?dryRun=true
     """
@@ -399,7 +399,7 @@ def delete_nvlink_logical_partition(nv_link_logical_partition_id: str) -> Call[m
 def get_nvlink_logical_partition_status_history(
     nv_link_logical_partition_id: str, *, order_by: str | None = None
 ) -> PagedCall[models.StatusDetail]:
-    """How the logical partition came to its status, newest first.
+    """The status history of the logical partition, newest first.
 
     GET /nvlink-logical-partition/{nvLinkLogicalPartitionId}/status-history
     """
@@ -467,7 +467,7 @@ def get_all_vpc(
 
 
 def create_vpc(body: models.VpcCreate) -> Call[models.Vpc]:
-    """A new VPC.
+    """Create a VPC. A dry run only plans it.
 
     POST /vpc
     """
@@ -475,7 +475,7 @@ def create_vpc(body: models.VpcCreate) -> Call[models.Vpc]:
 
 
 def create_vpc_dry_run(body: models.VpcCreate) -> Call[models.VpcPlan]:
-    """A new VPC.
+    """Create a VPC. A dry run only plans it.
 
     POST /vpc?dryRun=true
     """
@@ -507,7 +507,7 @@ def delete_vpc(vpc_id: str) -> Call[models.Message]:
 
 
 def update_vpc_virtualization(vpc_id: str, body: models.VpcVirtualization) -> Call[models.Vpc]:
-    """Name another network virtualization for an empty VPC.
+    """Change the network virtualization of an empty VPC.
 
     PATCH /vpc/{vpcId}/virtualization
     """
@@ -515,7 +515,7 @@ def update_vpc_virtualization(vpc_id: str, body: models.VpcVirtualization) -> Ca
 
 
 def get_vpc_status_history(vpc_id: str, *, order_by: str | None = None) -> PagedCall[models.StatusDetail]:
-    """How the VPC came to its status, newest first.
+    """The status history of the VPC, newest first.
 
     GET /vpc/{vpcId}/status-history
     """
@@ -563,7 +563,7 @@ def get_all_instance(
 
 
 def create_instance(body: models.InstanceCreate, *, if_plan: str | None = None) -> Call[models.Instance]:
-    """A new instance.
+    """Create an instance. A dry run only plans it.
 
     POST /instance
     """
@@ -573,7 +573,7 @@ def create_instance(body: models.InstanceCreate, *, if_plan: str | None = None) 
 def create_instance_dry_run(
     body: models.InstanceCreate, *, if_plan: str | None = None
 ) -> Call[models.InstancePlan]:
-    """A new instance.
+    """Create an instance. A dry run only plans it.
 
     POST /instance?dryRun=true
     """
@@ -583,7 +583,7 @@ def create_instance_dry_run(
 def batch_create_instance(
     body: models.InstanceBatchCreate, *, if_plan: str | None = None
 ) -> Call[list[models.Instance]]:
-    """Several new instances, all or none.
+    """Create several instances, all or none. A dry run only plans them.
 
     POST /instance/batch
     """
@@ -593,7 +593,7 @@ def batch_create_instance(
 def batch_create_instance_dry_run(
     body: models.InstanceBatchCreate, *, if_plan: str | None = None
 ) -> Call[models.InstancePlan]:
-    """Several new instances, all or none.
+    """Create several instances, all or none. A dry run only plans them.
 
     POST /instance/batch?dryRun=true
     """
@@ -611,7 +611,7 @@ def get_instance(instance_id: str, *, include_relation: Many[str] | None = None)
 
 
 def update_instance(instance_id: str, body: models.InstanceUpdate) -> Call[models.Instance]:
-    """Change an instance; `nvLinkInterfaces` replaces the whole list.
+    """Change an instance. `nvLinkInterfaces` replaces the whole list.
 
     PATCH /instance/{instanceId}
     """
@@ -629,7 +629,7 @@ def delete_instance(instance_id: str) -> Call[models.Message]:
 def get_instance_status_history(
     instance_id: str, *, order_by: str | None = None
 ) -> PagedCall[models.StatusDetail]:
-    """How the instance came to its status, newest first.
+    """The status history of the instance, newest first.
 
     GET /instance/{instanceId}/status-history
     """

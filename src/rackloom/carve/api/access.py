@@ -14,12 +14,13 @@ provider. It opens the operations that have one of them and declare a built-in r
 an operation, and for no other, the caller then has that built-in role. Only `acting` decides this.
 
 `check_call` decides in this order. A caller without a role of the operation is refused (403). A parameter
-that begins with `include` and is not one of the operation's is refused (400): a client that requests more
-must not take the shorter answer for the whole one. A parameter for other roles is refused (403) unless it is
-switched off, because a client may send its defaults. Other unknown parameters are ignored, as upstream does.
+that begins with `include` and that the operation does not have is refused (400): a client that requests more
+must not mistake the shorter answer for the complete one. A parameter for other roles is refused (403) unless
+it is switched off, because a client may send its defaults. Other unknown parameters are ignored, as upstream
+does.
 
 A caller may have roles as a tenant and as a provider. Its role then admits a parameter, and the route
-applies the parameter only to objects of its own provider. A caller that only a custom role admits sees
+applies the parameter only to objects of the caller's provider. A caller that only a custom role admits sees
 related objects (`includeRelation`) of the kinds that it may read. It may use another parameter that shows
 objects of another kind only with the permission that `shows` declares for it.
 """
@@ -44,7 +45,7 @@ MEMBER = "MEMBER"
 """In a declaration: every member of the organisation, also without a role."""
 PROVIDER_ROLES = (Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
 PROVIDERS_ONLY: dict[str, JsonValue] = {ROLES_KEY: [str(role) for role in PROVIDER_ROLES]}
-"""The `json_schema_extra` of a query parameter, or of the field of an answer, that only providers have."""
+"""The `json_schema_extra` of a query parameter or an answer's field that only providers have."""
 
 
 def shows(permission: str, *, providers_only: bool = False) -> dict[str, JsonValue]:

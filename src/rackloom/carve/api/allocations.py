@@ -1,4 +1,4 @@
-"""REST: allocations. Those that a provider gave, and those that a tenant received.
+"""REST: allocations that a provider gave, and allocations that a tenant received.
 
 Every constraint is a reservation of machines of one instance type.
 """
@@ -24,7 +24,7 @@ from rackloom.carve.tenancy.entitlements import NewAllocation
 
 
 class AllocationConstraint(wire.Body):
-    """So many machines of a type."""
+    """A number of machines of one instance type."""
 
     resource_type: Literal["InstanceType"]
     resource_type_id: UUID
@@ -33,7 +33,7 @@ class AllocationConstraint(wire.Body):
 
 
 class AllocationCreate(wire.Body):
-    """What a tenant may use of a site."""
+    """The machines of a site that a tenant may use."""
 
     name: wire.Name
     description: wire.Description | None = None
@@ -50,7 +50,7 @@ class AllocationUpdate(wire.Body):
 
 
 class AllocationConstraintUpdate(wire.Body):
-    """Another number of machines."""
+    """A new number of machines."""
 
     constraint_value: Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 
@@ -59,7 +59,7 @@ class AllocationConstraintUpdate(wire.Body):
 
 
 class AllocationRead(wire.RelationQuery):
-    """What to add to an allocation, and whose it must be."""
+    """Related objects to add to an allocation, and the provider or tenant that it must have."""
 
     infrastructure_provider_id: UUID | None = None
     tenant_id: UUID | None = None
@@ -87,7 +87,7 @@ class AllocationQuery(wire.PageQuery, wire.RelationQuery):
 
 
 class AllocationConstraintAnswer(wire.Timed):
-    """So many machines of a type."""
+    """A number of machines of one instance type."""
 
     id: UUID
     allocation_id: UUID
@@ -98,7 +98,7 @@ class AllocationConstraintAnswer(wire.Timed):
 
 
 class Allocation(wire.Timed):
-    """What a tenant may use of a site."""
+    """The machines of a site that a tenant may use."""
 
     id: UUID
     name: str
@@ -217,7 +217,7 @@ def update_constraint(
     constraint_id: Annotated[UUID, Path(alias="allocationConstraintId")],
     body: AllocationConstraintUpdate,
 ) -> Json:
-    """Change how many machines an allocation gives; never fewer than are in use."""
+    """Change the number of machines that an allocation gives. It cannot be less than the number in use."""
     provider_id = entitlements.provider_id_of(conn, caller.org)
     chosen = (str(allocation_id), str(constraint_id))
     entitlements.update_allocation_constraint(conn, provider_id, *chosen, body.constraint_value, deps.clock())
@@ -229,7 +229,7 @@ def update_constraint(
 def delete_allocation(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, allocation_id: AllocationId
 ) -> None:
-    """Take an allocation back that its tenant does not use."""
+    """Take back an allocation that its tenant does not use."""
     provider_id = entitlements.provider_id_of(conn, caller.org)
     entitlements.delete_allocation(conn, provider_id, str(allocation_id), deps.clock())
 

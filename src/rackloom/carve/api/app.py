@@ -301,7 +301,7 @@ def complete_openapi(app: FastAPI) -> None:
 
 
 def _description_route(app: FastAPI) -> Route:
-    """The public route /openapi.json, whose document is encoded once."""
+    """The public route /openapi.json. It encodes the document once."""
 
     @cache
     def encoded() -> bytes:

@@ -1,12 +1,12 @@
-"""REST: the audit log. A provider of the site reads all of it, a tenant what concerns it.
+"""REST: the audit log. A provider of the site reads all of it, a tenant the entries that concern it.
 
-The path and the fields are those of upstream; `body` is always null, because a body may hold secrets.
-`fields` names what it had. A tenant reads its own requests, and what operators did to its objects: that
-somebody of the site did it, when and with which result, and nothing about whom or from where.
+The path and the fields are those of upstream. `body` is always null, because a body may hold secrets.
+`fields` names the fields that it had. A tenant reads its own requests and the actions of operators on its
+objects. For an operator's action it sees the time and the result, but neither the person nor the address.
 
 Pages hold the newest entries first. A page looks at 2,000 entries at most, and its total counts those of
-them that match. Where there may be more, the header `X-Audit-Continue` has the parameter with which to
-go on. Filter by object, by user or by time to reach older entries at once.
+them that match. If there may be more, the header `X-Audit-Continue` has the parameter for the next page.
+Filter by object, by user or by time to reach older entries at once.
 """
 
 from datetime import datetime
@@ -64,7 +64,7 @@ ORDERS = {
 
 
 class AuditEntry(Answer):
-    """Who requested what, and what came of it."""
+    """A request, its caller and its outcome."""
 
     id: UUID
     endpoint: str | None
@@ -99,7 +99,7 @@ class AuditEntry(Answer):
 
 
 class AuditRetention(Answer):
-    """Where the audit log begins, and what was removed before."""
+    """The start of the audit log, and the entries that were removed before it."""
 
     oldest_entry_id: UUID | None
     oldest_timestamp: datetime | None
@@ -113,7 +113,7 @@ class AuditRetention(Answer):
 
 API_VERSION = "v2"
 SOMEBODY = "operator of the site"
-"""Who it was, for a tenant, when it was not its own request."""
+"""The user that a tenant sees if an operator made the request."""
 
 
 def _tenant_entry_shape(row: Row) -> Json:
@@ -164,7 +164,7 @@ EntryId = Annotated[UUID, Path(alias="auditEntryId")]
 
 @router.get("/audit", "get-all-audit-entry", list[AuditEntry])
 async def list_entries(deps: Deps, caller: Reader, query: Params[AuditQuery]) -> Response:
-    """Who requested what, and what came of it; the newest first."""
+    """Requests with their callers and outcomes, newest first."""
     if query.order_by not in ORDERS:
         wanted = ", ".join(name for name in ORDERS if name)
         raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
@@ -189,7 +189,7 @@ async def list_entries(deps: Deps, caller: Reader, query: Params[AuditQuery]) ->
 
 @router.get("/audit/retention", "get-audit-retention", AuditRetention)
 def read_retention(conn: sa.Connection, caller: ProviderReader) -> Json:
-    """The oldest entry that is kept, and how many were removed before it."""
+    """The oldest entry that is kept, and the number of entries that were removed before it."""
     if not _scope_of(conn, caller).is_whole_site:
         raise forbidden("Only the provider of the site can read how its audit log is kept")
     kept = audit.kept_entries(conn)
@@ -214,14 +214,14 @@ def get_entry(conn: sa.Connection, caller: Reader, entry_id: EntryId) -> Json:
 
 
 class _Scope(msgspec.Struct, frozen=True):
-    """Which entries a caller may read: those of a tenant, those that an organisation caused, or all."""
+    """The entries that a caller may read: those of a tenant, those that an organisation caused, or all."""
 
     tenant_org: str | None = None
     org: str | None = None
 
     @property
     def is_whole_site(self) -> bool:
-        """Whether these are all entries."""
+        """Whether the caller may read all entries."""
         return self.tenant_org is None and self.org is None
 
     def shape(self, row: Row) -> Json:

@@ -1,18 +1,18 @@
 """The audit entry of a REST request: caller, source address, operation, object and outcome.
 
 `AuditMiddleware` runs behind authentication. It begins the trail of each request that may change
-something. A route completes it (`complete_trail`), and has a store whose transactions write the entry.
+something. A route completes it (`complete_trail`), and the transactions of the route's store write the entry.
 A request that may change something is counted as refused if the answer is 400 or above. A read is
 counted only if it was forbidden (403). Requests without a caller are counted by their reason, and not
 entered.
 
 The address of a client is that of its connection. A `Forwarded-For` header counts only if the
 connection comes from a proxy that the configuration trusts. The client is then the last address in the
-header that is no such proxy.
+header that is not such a proxy.
 
 A caller with a provider's role acts as an operator, unless the operation is one for tenants and the
 caller is one. For a refused request, the sides of the caller's custom roles count too. A tenant may read
-only its own requests and those at its objects.
+only its own requests and the requests that concern its objects.
 """
 
 import heapq

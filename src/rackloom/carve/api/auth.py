@@ -9,10 +9,9 @@ Valid tokens are remembered (`VerifiedTokens`), because verifying a signature co
 Times are checked for each request. A verifier never changes its keys: to trust other keys, make a new
 verifier, which remembers nothing.
 
-A token must end, and within a limit: it may be valid for at most the maximum lifetime of its issuer from
-now on (`exp`). It must be valid by now (`nbf`) and issued by now (`iat`), both with `CLOCK_SKEW` seconds
-for the clock of the issuer. `exp` has no such leeway: it would prolong every token. Implausible times are
-refused.
+A token must expire (`exp`), no later than the maximum lifetime of its issuer from now. It must be valid by
+now (`nbf`) and issued by now (`iat`), both with `CLOCK_SKEW` seconds for the clock of the issuer. `exp` has
+no such leeway: it would prolong every token. Implausible times are refused.
 
 `LocalIssuer` is the issuer of an embedded service. It has one Ed25519 key in its home, created at first
 use and readable by the owner only. Creation is atomic: a reader sees the whole key or none, and the
@@ -46,7 +45,7 @@ Algorithm = Literal["EdDSA", "ES256", "RS256"]
 
 
 class Role(StrEnum):
-    """What a caller may do for an organization."""
+    """A role that a caller may have in an organization."""
 
     TENANT_ADMIN = "TENANT_ADMIN"
     PROVIDER_ADMIN = "PROVIDER_ADMIN"
@@ -54,7 +53,7 @@ class Role(StrEnum):
 
 
 CUSTOM_ROLE_NAME = re.compile(r"[a-z][a-z0-9-]{1,62}")
-"""Names of custom roles are lower-case, so that none is taken for a role above."""
+"""Names of custom roles are lower-case, so they cannot be mistaken for a role above."""
 
 
 def titles(roles: Sequence[Role]) -> str:
@@ -63,7 +62,7 @@ def titles(roles: Sequence[Role]) -> str:
 
 
 class Side(StrEnum):
-    """As what a caller acts for its organisation: as a tenant of sites, or as their provider."""
+    """The side on which a caller acts for its organisation: as a tenant of sites, or as their provider."""
 
     TENANT = "TENANT"
     PROVIDER = "PROVIDER"

@@ -1,8 +1,8 @@
 """REST: the roles of an organisation, built-in ones and those that it makes of permissions.
 
-A custom role belongs to the organisation in which it was made, and to one side: what it allows as a tenant,
-or as the provider of sites. Whoever makes, changes or deletes it has all permissions that it has before and
-after, so that nobody gains by a role what it could not do before.
+A custom role belongs to the organisation in which it was made. It has permissions on one side, as a tenant or
+as the provider of sites. A caller that makes, changes or deletes it needs all permissions that it has before
+and after. So a caller cannot use a role to gain permissions that it did not have.
 """
 
 from datetime import datetime
@@ -40,7 +40,7 @@ class RoleCreate(wire.Body):
 
 
 class RoleUpdate(wire.Body):
-    """What shall be changed of a custom role."""
+    """Changes of a custom role."""
 
     description: wire.Description | None = None
     permissions: Permissions | None = None
@@ -50,7 +50,7 @@ class RoleUpdate(wire.Body):
 
 
 class AccessRole(wire.Answer):
-    """A role, with all that it allows; a built-in one has no times."""
+    """A role with its permissions. A built-in role has no times."""
 
     name: str
     side: Side
@@ -71,7 +71,7 @@ RoleName = Annotated[str, Path(alias="roleName", pattern=r"^[a-z][a-z0-9-]{1,62}
 
 @router.get("", "get-all-role", list[AccessRole])
 async def list_all(deps: Deps, caller: Reader, directory: KnownDirectory) -> Response:
-    """The roles on the sides on which the caller acts: built-in ones, then those of the organisation."""
+    """The roles on the caller's sides: built-in ones, then those of the organisation."""
     sides = frozenset(access.side_of(role) for role in caller.roles)
     rows = await deps.store.read(identities.roles_of_org, caller.org)
     built_in = [_built_in_shape(role, directory.built_in) for role in Role if access.side_of(role) in sides]
@@ -87,7 +87,7 @@ def create(
     directory: KnownDirectory,
     own: OwnPermissions,
 ) -> Json:
-    """A custom role, with permissions that the caller has."""
+    """Create a custom role with permissions that the caller has."""
     require_own(own, _wanted(body.side, body.permissions, directory.built_in))
     role = CustomRole(body.side, frozenset(body.permissions))
     return _shape(
@@ -104,7 +104,7 @@ async def update(
     directory: KnownDirectory,
     own: OwnPermissions,
 ) -> Response:
-    """Change a custom role. Who has it may do more or less within a second."""
+    """Change a custom role. The change applies to its holders within a second."""
     changes: dict[str, object] = {}
     if body.description is not None:
         changes["description"] = body.description
@@ -133,16 +133,16 @@ def delete(
     directory: KnownDirectory,
     own: OwnPermissions,
 ) -> None:
-    """Delete a custom role that no service account has. In tokens its name means nothing then."""
+    """Delete a custom role that no service account has. Its name in a token then has no effect."""
     row = identities.get_role(conn, caller.org, name)
     require_own(own, permissions_of_row(row, directory.built_in))
     identities.delete_role(conn, row, deps.ids)
 
 
 def permissions_of_row(row: Row, built_in: BuiltIn) -> frozenset[Permission]:
-    """What the custom role of a row allows.
+    """The permissions that the custom role of a row gives.
 
-    Not a permission that no operation needs any more: nobody has it, so that nobody could take it away.
+    A permission that no operation needs any more is left out: no caller has it, so none could remove it.
     """
     stored = frozenset((Side(row.side), permission) for permission in row.permissions)
     return stored.intersection(frozenset().union(*built_in.values()))

@@ -1,4 +1,4 @@
-"""The service accounts and custom roles of the records, as each process knows them.
+"""The service accounts and custom roles in the records, as each process knows them.
 
 A key of a service account is `rlk_<id>_<secret>`, sent as a bearer token. Custom roles and keys are read
 from the records into memory (`Directory`). Before they are used, the process compares their revision with
@@ -70,7 +70,7 @@ class _Reading(msgspec.Struct, frozen=True):
     task: asyncio.Task[Identities]
     begun: float
     changes: int
-    """How many changes this process had made when it began."""
+    """The number of changes that this process had made when the read began."""
 
 
 class Directory:

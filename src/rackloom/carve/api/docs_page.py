@@ -3,7 +3,7 @@
 The page is three files of this package. It loads nothing from elsewhere, and its content security policy
 allows scripts, styles and requests of this service only: no inline script or style, no frame, no form, and
 with trusted types no text that becomes markup. The reader's token stays in its input field. The page is
-public, as the document is. The token alone decides what a request returns.
+public, as the document is. Only the token decides about access to data.
 """
 
 from pathlib import Path

@@ -3,16 +3,16 @@
 /domain/nvlink shows the domains in which a site of the provider has machines, each with its trays. Capacity,
 observations and blockers are at /nvlink-domain (`domains`), which tenants may read too.
 
-- The id of a domain is its NVLink domain UUID, as everywhere else; the rack group has the same id.
-- Its name is that of its rack; of several racks, all their names.
+- The id of a domain is its NVLink domain UUID, as everywhere else. The rack group has the same id.
+- Its name is the name of its rack, or the names of all its racks.
 - Its status is Unknown while no reading of it counts. Otherwise it is the first of Error, InUse,
-  Initializing and Ready that a tray of it has, and Unknown if none has any of these.
-- What is not known is an empty text or list, never null: the decoders of 2.0.0 refuse null in these fields.
+  Initializing, Unknown and Ready that a tray of it has, and Unknown if no tray has any of these.
+- An unknown value is an empty text or list, never null: the decoders of 2.0.0 refuse null in these fields.
 
-Power and firmware are for a program behind the port `DomainOperations`; it answers with the ids of the tasks
+A program behind the port `DomainOperations` does power and firmware. It answers with the ids of the tasks
 that it began. A request is checked in this order: the role, the body, the site, whether a program is
-configured (412 if not, as NVIDIA's service answers where it has none), and only then the domains. The order
-is recorded as an operator's step before the program is asked.
+configured (412 if not, as NVIDIA's service answers without one), and only then the domains. The order is
+recorded as an operator's step before the program is called.
 """
 
 from collections import defaultdict
@@ -60,7 +60,7 @@ class DomainRead(wire.Query):
 
 
 class DomainsQuery(PageQuery, DomainRead):
-    """Filters on the domains of a site; a domain has one of the names."""
+    """Filters on the domains of a site. With `name`, only domains that have one of these names."""
 
     name: wire.TextFilter = []
 
@@ -86,10 +86,10 @@ class RackDomain(Answer):
     id: str
     rack_group_id: str
     nmxc_cluster_id: str
-    """The id of the domain once a switch controller has named it; empty before."""
+    """The id of the domain, or empty until a switch controller has named it."""
     name: str
     topology: str
-    """The profile of the rack; empty, because no reading names it."""
+    """The profile of the rack. Always empty, because no reading names it."""
     operation_status: Literal["Unknown", "Initializing", "Ready", "InUse", "Error"]
     components: list[DomainComponent]
 
@@ -104,8 +104,8 @@ class TaskIds(Answer):
 
 
 PHASES = ("Error", "InUse", "Initializing", "Unknown", "Ready")
-"""Of a tray, as in the status of its machine; the first that a tray of a domain has is that of the domain.
-Where nothing is read now, of the domain or of the tray, nothing is known."""
+"""Statuses of a tray, as its machine has them. A domain has the first of them that one of its trays has.
+A tray is Unknown if it is missing, or if no reading of the domain counts."""
 
 
 def _statuses(trays: Iterable[Row], is_known: bool) -> set[str]:
@@ -287,7 +287,7 @@ def _site_of_provider(conn: sa.Connection, caller: Caller, site_id: UUID) -> Row
 
 
 def _trays(conn: sa.Connection, caller: Caller, site_id: UUID) -> dict[str, list[Row]]:
-    """The domains in which the site has machines, with these, in the order of the racks."""
+    """The domains in which the site has machines, with these machines, in the order of the racks."""
     _site_of_provider(conn, caller, site_id)
     placed = catalog.machine_listing().where(machine.c.site_id == str(site_id), machine.c.domain.is_not(None))
     found = defaultdict[str, list[Row]](list)

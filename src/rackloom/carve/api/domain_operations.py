@@ -22,7 +22,7 @@ DomainName = Annotated[
 
 
 class Operation(Body):
-    """What an operation on domains is to do, apart from which domains."""
+    """The fields of an operation on domains, without the domains."""
 
     site_id: UUID
     rule_id: UUID | None = None
@@ -36,7 +36,7 @@ class PowerState(Operation):
 
 
 class FirmwareUpdate(Operation):
-    """The firmware of all components of a domain; without a version, the default of each."""
+    """The firmware of all components of a domain. Without a version, each gets its default."""
 
     version: Annotated[str, StringConstraints(strict=True, max_length=256, pattern=NO_NUL)] | None = None
     override_version_check: StrictBool = False

@@ -1,7 +1,7 @@
-"""REST: NVLink domains. Capacity for tenants; state, blockers, pause and resume for providers.
+"""REST: NVLink domains. Capacity for tenants, and state, blockers, pause and resume for providers.
 
-A domain is Observed or Unknown, with the age of the observation. What is blocked, why the domain is
-paused, and what its controllers said is shown only to a provider that operates the domain.
+A domain is Observed or Unknown, with the age of the observation. Only a provider that operates the domain
+sees its blocked GPUs, the reason of a pause, and the answers of its controllers.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ class TrayWithUnlistedGpus(Answer):
 
 
 class TrayReservedForOthers(Answer):
-    """A tray that is kept for an organisation."""
+    """A tray that is reserved for an organisation."""
 
     machine_id: str
     reservation_id: UUID
@@ -78,7 +78,7 @@ class TrayReservedForOthers(Answer):
 
 
 class BlockedGpu(Answer):
-    """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
+    """A GPU whose intended move is blocked, with the reason. If `fix` is null, the site cannot resolve it."""
 
     gpu_guid: str
     reason: str
@@ -87,7 +87,7 @@ class BlockedGpu(Answer):
 
 
 class NVLinkDomain(Answer):
-    """What is known of a domain, how much room it has, and what the caller has in it."""
+    """A domain: its state, its capacity, and the caller's objects in it."""
 
     id: str
     site_id: UUID | None
@@ -103,19 +103,19 @@ class NVLinkDomain(Answer):
     unhealthy_trays: int
     foreign_trays: int
     trays_in_foreign_partitions: list[TrayInForeignPartition] | None
-    """For whoever operates the domain; null for its tenants."""
+    """Null unless the caller operates the domain."""
     unlisted_trays: int
-    """Empty trays of whose GPUs the controller lists only some."""
+    """The number of empty trays with GPUs that the controller does not list."""
     trays_with_unlisted_gpus: Annotated[
         list[TrayWithUnlistedGpus] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
     ]
-    """For whoever operates the domain; null for its tenants."""
+    """Null unless the caller operates the domain."""
     trays_reserved_for_others: Annotated[
         list[TrayReservedForOthers] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
     ]
-    """For whoever operates the domain; null for its tenants, to whom such a tray looks like one in use."""
+    """Null unless the caller operates the domain. To a tenant, such a tray looks like one in use."""
     own_reserved_trays: int
-    """Free trays that are reserved for the caller."""
+    """The number of free trays that are reserved for the caller."""
     closed_trays: int
     largest_batch: int
     fragmentation: float
@@ -132,8 +132,8 @@ class NVLinkDomain(Answer):
 def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
     """A domain as the caller may see it.
 
-    Blocked GPUs, the names of foreign trays, for whom trays are reserved, the reason of a pause and the
-    answers of controllers are for the operator of the domain; `blocked` is None for anybody else.
+    Blocked GPUs, the names of foreign trays, the holders of reservations, the reason of a pause and the
+    answers of controllers are for the operator of the domain. `blocked` is None for other callers.
     """
     observation = capacity.known.observation
     doubt = capacity.known.doubt if blocked is None else capacity.known.operators_doubt
@@ -186,7 +186,7 @@ ONE = "/nvlink-domain/{nvLinkDomainId}"
 
 @router.page("/nvlink-domain", "get-all-nvlink-domain", list[NVLinkDomain])
 def list_domains(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[DomainQuery]) -> Page:
-    """The domains where the caller operates machines or may use some, with the room in each."""
+    """The domains in which the caller operates or may use machines, with the capacity of each."""
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     visible = _domains(provider_id, tenant_id)
     known = routing.filter_rows(visible, (machine.c.site_id, query.site_id)).subquery()
@@ -213,7 +213,7 @@ def get_domain(conn: sa.Connection, deps: Deps, caller: Reader, domain: DomainId
 def pause(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because
 ) -> Changed[Json]:
-    """Do nothing to the domain until it is resumed; it is observed all the same."""
+    """Change nothing in the domain until it is resumed. It is still observed."""
     return _run_step(conn, deps, caller, domain, body, intent.pause_domain)
 
 
@@ -221,7 +221,7 @@ def pause(
 def resume(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because
 ) -> Changed[Json]:
-    """Work on the domain again."""
+    """Change the domain again after a pause."""
     return _run_step(conn, deps, caller, domain, body, intent.resume_domain)
 
 
@@ -239,7 +239,7 @@ def _run_step(
 
 
 def _domains(provider_id: str, tenant_id: str) -> AnySelect:
-    """Domains with their site, and since when the site has machines in them."""
+    """Domains with their site, and the time since which the site has machines in them."""
     allocated = sa.select(allocation.c.site_id).where(owned_by(allocation.c.tenant_id, tenant_id))
     usable = sa.select(machine.c.domain).where(
         machine.c.domain.is_not(None), machine.c.site_id.in_(allocated)

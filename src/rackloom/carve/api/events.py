@@ -1,20 +1,20 @@
 """REST: a tenant's events as server-sent events that a client can resume.
 
 Events are read from the outbox, so it does not matter which replica wrote them. A client resumes with
-the `Last-Event-ID` header. When events were pruned, or the records are older than what the client has
-seen (a restored backup), a `reset` event makes it list the objects again. A stream ends when its
-token expires; an organization has at most `STREAMS_PER_ORG` streams. A request is counted when it is
-admitted, and no longer counted when its response has ended, however it ends.
+the `Last-Event-ID` header. If events were pruned, or the records are older than the client's newest event
+(a restored backup), a `reset` event makes it list the objects again. A stream ends when its token expires.
+An organization has at most `STREAMS_PER_ORG` streams. A stream is counted from its admission until its
+response has ended, however it ends.
 
-When the readings under recorded statuses become outdated, nothing may be able to write an event. So each
-look at the outbox also looks for objects that are shown otherwise than recorded, and sends an event without
-a number of its own for each, then another when the record holds again. They are sent when the client has all
-older events, and again after an event that says otherwise: so the last event of an object in a stream is what
-a request for that object would answer.
+When the readings under recorded statuses become outdated, it may be impossible to write an event. So each
+look at the outbox also finds the objects whose shown status differs from the recorded one. For each of them
+the stream sends an event without a number, and another one when the record holds again. These are sent when
+the client has all older events, and again after an event that contradicts them. So the last event of an
+object in a stream matches the answer to a request for that object.
 
-The id of an event is the client's position: the number of the newest event of the outbox that it has, and the
-suffix `u` while it was told of any object that is shown otherwise than recorded. The next stream does not
-know of which objects. So a client that resumes with the suffix first gets what is new, then a `reset`.
+The id of an event is the client's position: the number of the newest outbox event that it has, with the
+suffix `u` while its last event of some object differs from the record. The next stream does not know which
+objects these are. So a client that resumes with the suffix first gets the new events, then a `reset`.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ from rackloom.errors import Retry, Unknown
 router = routing.Operations()
 
 POLL_SECONDS = 0.5
-"""How often a stream reads the outbox."""
+"""The interval at which a stream reads the outbox."""
 BATCH = 200
 STREAMS_PER_ORG = 32
 KEEP_ALIVE_SECONDS = 15
 SEND_SECONDS = 20.0
-"""A client that reads nothing for so long is disconnected; it may connect again."""
+"""A client that reads nothing for this time is disconnected. It may connect again."""
 RESET = "reset"
 """Name of the event after which the client must list the objects again: it may have missed something."""
 DOUBT_SUFFIX = "u"
@@ -53,11 +53,11 @@ LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", pattern=rf"^\d
 
 
 class Position(msgspec.Struct, frozen=True):
-    """What a client has: the outbox up to `number`, and perhaps events that the outbox does not have."""
+    """The events of a client: the outbox up to `number`, and perhaps events that are not in the outbox."""
 
     number: int
     in_doubt: bool = False
-    """Whether it was told of objects that are shown otherwise than recorded, and not yet that this ended."""
+    """Whether its last event of some object differs from the record."""
 
     def __str__(self) -> str:
         return f"{self.number}{DOUBT_SUFFIX if self.in_doubt else ''}"
@@ -89,7 +89,7 @@ async def _admitted(request: Request, caller: TenantAdmin) -> AsyncIterator[None
     dependencies=[Depends(_admitted)],
 )
 async def stream(deps: Deps, caller: TenantAdmin, last_event_id: LastEventId = None) -> EventSourceResponse:
-    """The events after Last-Event-ID, then each as it happens; without the header, those from now on."""
+    """The events after Last-Event-ID (without the header, after now), then each event as it happens."""
     tenant_id, newest = await deps.store.read(_start, caller.org)
     first = Position(newest) if last_event_id is None else position_of(last_event_id)
     return EventSourceResponse(
@@ -112,7 +112,7 @@ async def follow(
         try:
             found, outdated_now = await deps.store.read(_look, tenant_id, number, now - deps.valid_seconds)
             is_behind = len(found) == BATCH
-            # Objects that are no longer shown otherwise than recorded.
+            # Objects whose shown status is the recorded one again.
             ended = {key: note for key, note in shown.items() if key not in outdated_now}
             back = await deps.store.read(outdated.recorded_notes, ended) if ended and not is_behind else []
         except (Retry, Unknown):

@@ -1,7 +1,7 @@
 """REST for providers: controller endpoints, partitions on switches, operations, operator steps.
 
 Endpoints are registered per chassis. A found partition can be adopted for a logical partition, or
-released. The operation list is the audit of everything that was requested from controllers; operations
+released. The operation list is the audit of everything that was requested from controllers. Operations
 of one plan share a plan id. A provider sees only the domains, chassis and machines that it operates.
 """
 
@@ -55,7 +55,7 @@ class EndpointCreate(Because):
 
 
 class EndpointUpdate(Because):
-    """Another URL for a chassis."""
+    """A new URL for the switch controller of a chassis."""
 
     endpoint: Url
     reason: Reason = "changed over REST"
@@ -71,7 +71,7 @@ class FoundPartition(Because):
 
 
 class AdoptionOwner(Body):
-    """The owner of an adopted partition, by names. What does not exist of it is created."""
+    """The owner of an adopted partition, by names. Missing objects of these names are created."""
 
     tenant_org: Name
     vpc_name: Name
@@ -79,7 +79,7 @@ class AdoptionOwner(Body):
 
 
 class Adoption(FoundPartition):
-    """A found partition, and the logical partition that it shall serve, or the owner."""
+    """A found partition, and the logical partition or the owner that gets it."""
 
     nvlink_logical_partition_id: UUID | None = Field(None, alias="nvLinkLogicalPartitionId")
     owner: AdoptionOwner | None = None
@@ -95,7 +95,7 @@ class Adoption(FoundPartition):
 
 
 class FabricQuery(PageQuery):
-    """Filters on what operators see of domains."""
+    """Filters by domain."""
 
     nvlink_domain_id: Text | None = Field(None, alias="nvLinkDomainId")
 
@@ -128,7 +128,7 @@ class NmxcEndpoint(Timed):
 
 
 class NVLinkPartition(Answer):
-    """A partition as the switch controller shows it, and whose it is."""
+    """A partition as the switch controller shows it, with its owner."""
 
     id: int
     name: str
@@ -143,7 +143,7 @@ class NVLinkPartition(Answer):
 
 
 class NVLinkOperation(Answer):
-    """Something that was asked of a switch controller, and what came of it."""
+    """A request to a switch controller, and its outcome."""
 
     id: int
     nvlink_domain_id: str | None = Field(alias="nvLinkDomainId")
@@ -163,7 +163,7 @@ class NVLinkOperation(Answer):
 
 
 class OperatorStep(Answer):
-    """Something that an operator did."""
+    """An action of an operator."""
 
     id: int
     step: Step
@@ -233,7 +233,7 @@ def list_endpoints(conn: sa.Connection, deps: Deps, caller: ProviderReader, quer
 def create_endpoint(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: EndpointCreate
 ) -> Changed[Json]:
-    """Register the switch controller of a chassis; it is used at once."""
+    """Register the switch controller of a chassis. It is used at once."""
     return _register(conn, deps, caller, body.chassis_serial, body, endpoints.create_chassis_endpoint)
 
 
@@ -248,13 +248,13 @@ def get_endpoint(conn: sa.Connection, deps: Deps, caller: ProviderReader, serial
 def update_endpoint(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, serial: Serial, body: EndpointUpdate
 ) -> Changed[Json]:
-    """Let another URL speak for a chassis."""
+    """Change the URL of the switch controller of a chassis."""
     return _register(conn, deps, caller, serial, body, endpoints.update_chassis_endpoint)
 
 
 @router.delete(ENDPOINT, "delete-nvlink-nmxc-endpoint")
 def delete_endpoint(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, serial: Serial) -> Changed[None]:
-    """Speak for a chassis no more."""
+    """Remove the switch controller of a chassis."""
     entitlements.check_operates_chassis(conn, caller.org, serial)
     order = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
     return endpoints.delete_chassis_endpoint(conn, serial, order)
@@ -264,7 +264,7 @@ def delete_endpoint(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, seri
 def list_partitions(
     conn: sa.Connection, deps: Deps, caller: ProviderReader, query: Params[PhysicalPartitionQuery]
 ) -> list[Json]:
-    """The partitions in the newest observations, and whose they are."""
+    """The partitions in the newest observations, with their owners."""
     mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org)).subquery()
     wanted = sa.select(mine.c.domain)
     if query.nvlink_domain_id is not None:
@@ -282,7 +282,7 @@ def list_partitions(
 
 @router.post("/nvlink-partition/adopt", "adopt-nvlink-partition", NVLinkPartition)
 def adopt(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: Adoption) -> Changed[Json]:
-    """Make a found partition the physical partition of a logical partition; no GPU is moved."""
+    """Make a found partition the physical partition of a logical partition. No GPU is moved."""
 
     def adopt(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[Any]:
         if body.owner is None:
@@ -299,20 +299,20 @@ def adopt(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: Adoption
 
 @router.post("/nvlink-partition/release", "release-nvlink-partition", NVLinkPartition)
 def release(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: FoundPartition) -> Changed[Json]:
-    """Let a found partition be taken apart."""
+    """Allow a found partition to be taken apart."""
     return _take_over(conn, deps, caller, body, found.release_partition)
 
 
 @router.page("/nvlink-operation", "get-all-nvlink-operation", list[NVLinkOperation])
 def list_operations(conn: sa.Connection, caller: ProviderReader, query: Params[OperationQuery]) -> Page:
-    """What was asked of the switch controllers, for whom, why, and what came of it."""
+    """The requests to the switch controllers, with their requesters, reasons and outcomes."""
     mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org))
     return OPERATION_LISTING.page(conn, sa.select(operation).where(operation.c.domain.in_(mine)), query)
 
 
 @router.page("/operator-step", "get-all-operator-step", list[OperatorStep])
 def list_steps(conn: sa.Connection, caller: ProviderReader, query: Params[FabricQuery]) -> Page:
-    """What operators did, and why."""
+    """The actions of operators, with their reasons."""
     provider_id = entitlements.provider_id_of(conn, caller.org)
     machines = sa.select(machine.c.id).where(entitlements.operates_machine(provider_id))
     mine = sa.or_(

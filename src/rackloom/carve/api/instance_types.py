@@ -1,4 +1,4 @@
-"""REST: instance types. A provider's own, and those that a tenant has an allocation for.
+"""REST: instance types of a provider, and those that a tenant has an allocation for.
 
 A listing can add the machines of each type and its numbers: assigned, allocated, used and usable
 machines.
@@ -41,7 +41,7 @@ CapabilityType = Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBa
 
 
 class MachineCapability(wire.OpenBody):
-    """What a machine of a type has."""
+    """A capability of the machines of an instance type."""
 
     type: CapabilityType
     name: wire.Name
@@ -69,7 +69,7 @@ class InstanceTypeUpdate(wire.Body):
 
 
 class MachineAssociation(wire.Body):
-    """Machines that shall be of an instance type."""
+    """Machines to assign to an instance type."""
 
     machine_ids: Annotated[list[str], Field(min_length=1, max_length=1024)]
 
@@ -83,7 +83,7 @@ MachinesFlag = Annotated[
 
 
 class InstanceTypeIncludes(wire.RelationQuery):
-    """What to add to an instance type."""
+    """Details to add to an instance type."""
 
     include_machine_assignment: MachinesFlag = None
     include_machine_association: MachinesFlag = None
@@ -114,7 +114,7 @@ class AssociationQuery(wire.PageQuery, wire.RelationQuery):
 
 
 class Capability(wire.Answer):
-    """What machines of a type have."""
+    """A capability of the machines of an instance type."""
 
     type: CapabilityType
     name: str
@@ -123,14 +123,14 @@ class Capability(wire.Answer):
 
 
 class MachineAssociationAnswer(wire.Timed):
-    """A machine of an instance type; the id of the association is that of the machine."""
+    """A machine of an instance type. The id of the association is that of the machine."""
 
     machine_id: str
     instance_type_id: UUID
 
 
 class AllocationStats(wire.Answer):
-    """How many machines of a type there are, and how many are spoken for."""
+    """The numbers of machines of an instance type, by use."""
 
     assigned: Annotated[int | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
     total: int
@@ -242,7 +242,7 @@ def list_types(conn: sa.Connection, deps: Deps, caller: Reader, query: Params[In
 
 @router.create("/instance/type", "create-instance-type", InstanceType)
 def create_type(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: InstanceTypeCreate) -> Json:
-    """A new instance type."""
+    """Create an instance type."""
     capabilities = _stored_capabilities(body.machine_capabilities)
     wanted = NewInstanceType(str(body.site_id), body.name, body.description, body.labels, capabilities)
     provider_id = entitlements.provider_id_of(conn, caller.org)
@@ -302,7 +302,7 @@ def list_machines(
 def assign_machines(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: MachineAssociation
 ) -> list[Json]:
-    """Make machines of the site machines of this type."""
+    """Assign machines of the site to this type."""
     provider_id = entitlements.provider_id_of(conn, caller.org)
     catalog.assign_machines_to_type(conn, provider_id, str(type_id), body.machine_ids, deps.clock())
     chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(body.machine_ids))

@@ -56,7 +56,7 @@ class InterfaceSummary(wire.Answer):
 
 
 class NVLinkInterface(InterfaceSummary, wire.Timed):
-    """An NVLink interface and what the fabric told of its GPU."""
+    """An NVLink interface, with the observation of its GPU."""
 
     site_id: UUID
     nvlink_domain_id: str | None = Field(alias="nvLinkDomainId")
@@ -73,7 +73,7 @@ def interface_summary(row: Row | InterfaceRow) -> Json:
 
 
 def interface_shape(row: InterfaceRow) -> Json:
-    """An interface, with the observation of its GPU. `statusMessage` has the reason why it is not Ready."""
+    """An interface, with the observation of its GPU. `statusMessage` is the reason if it is not Ready."""
     return shape(
         NVLinkInterface,
         row,
@@ -94,7 +94,7 @@ def interface_specs(bodies: Sequence[InterfaceBody] | None) -> tuple[InterfaceSp
 
 
 class _Labelled(wire.OpenBody):
-    """Labels are checked, and stored with what has no meaning here."""
+    """Labels are checked, and stored with the fields that have no meaning here."""
 
     labels: wire.Labels | None = None
 
@@ -104,7 +104,7 @@ class _Labelled(wire.OpenBody):
 
 
 class _Networked(_Labelled):
-    """Network interfaces are stored; an index of a virtual function is in the range of either contract."""
+    """Network interfaces are stored. Any index of a virtual function that either contract allows is valid."""
 
     @validator(mode="after")
     def _virtual_functions_exist(self) -> Self:
@@ -147,7 +147,7 @@ class InstanceCreate(_InstanceBase):
 
 
 class InstanceBatchCreate(_InstanceBase):
-    """Several instances at once: all or none."""
+    """Several new instances: all or none."""
 
     instance_type_id: UUID
     name_prefix: wire.NamePrefix
@@ -162,7 +162,7 @@ class InstanceBatchCreate(_InstanceBase):
 
 
 class InstanceUpdate(_Networked):
-    """Changes of an instance; a list of interfaces replaces the present one."""
+    """Changes of an instance. A list of interfaces replaces the present one."""
 
     name: wire.Name | None = None
     description: wire.Description | None = None
@@ -179,7 +179,7 @@ InstanceStatus = Literal[
 
 
 class CautionAnswer(wire.Answer):
-    """What is allowed and probably not meant."""
+    """A warning: the request is allowed, but its effect may be unintended."""
 
     type: Literal["LogicalPartitionSpansDomains", "TraySplit", "ForeignPartition"]
     message: str
@@ -224,7 +224,7 @@ class PlannedInstance(wire.Answer):
 
 
 class InstancePlan(wire.Answer):
-    """What a request would make; nothing was changed."""
+    """The instances that a request would make. Nothing was changed."""
 
     dry_run: Literal[True]
     plan_id: str
@@ -235,7 +235,7 @@ class InstancePlan(wire.Answer):
 
 
 class KeptInterface(wire.Timed):
-    """A network interface as the request asked for it; nothing here acts on it."""
+    """A network interface of an instance, as it was requested. Nothing acts on it."""
 
     id: UUID
     instance_id: UUID
@@ -243,7 +243,7 @@ class KeptInterface(wire.Timed):
 
 
 class KeptInterfaceQuery(wire.PageQuery, wire.RelationQuery):
-    """Filters on network interfaces, which are kept and not acted on."""
+    """Filters on the network interfaces of an instance."""
 
     status: list[wire.InterfaceStatus] = []
 
@@ -269,7 +269,7 @@ KEPT_DEFAULTS: Json = {
     "infinibandInterfaces": [],
     "serialConsoleUrl": None,
 }
-"""Fields that clients of the wider API expect to find, when the request did not bring them."""
+"""Defaults of fields that clients of the wider API expect, if the request did not have them."""
 
 SETTLED_STATUSES = (Status.READY, Status.UNKNOWN)
 

@@ -1,8 +1,8 @@
-"""REST: instances. Create one or a batch, with dry run; read, change, release; status history.
+"""REST: instances. Create one or a batch, with dry run. Read, change, release. Status history.
 
 Every route runs one transaction. A create plans and executes in the same transaction, and returns the
 warnings of the plan. A dry run returns the plan and writes nothing. A create that names a plan (`ifPlan`) is
-refused where the present state of the site leads to another one, in the transaction that would write it.
+refused if the present state of the site leads to another one. The transaction that would write it decides.
 `nvLinkInterfaces` in a PATCH replaces the whole list.
 """
 
@@ -59,7 +59,7 @@ from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceReque
 
 
 IfPlan = Annotated[str | None, QueryParam(alias="ifPlan", max_length=64)]
-"""The `planId` of a dry run: refused where it would be carried out otherwise now."""
+"""The `planId` of a dry run. The request is refused if its plan would differ now."""
 
 
 class InstanceQuery(PageQuery, RelationQuery):
@@ -118,7 +118,7 @@ def list_all(conn: sa.Connection, deps: Deps, caller: TenantAdmin, query: Params
 async def create(
     deps: Deps, caller: TenantAdmin, body: InstanceCreate, dry_run: DryRun = False, if_plan: IfPlan = None
 ) -> Response:
-    """A new instance."""
+    """Create an instance. A dry run only plans it."""
 
     def plan(conn: sa.Connection) -> CreationPlan:
         request = _request(body, (body.name,), machine_id=body.machine_id)
@@ -140,7 +140,7 @@ async def create_batch(
     dry_run: DryRun = False,
     if_plan: IfPlan = None,
 ) -> Response:
-    """Several new instances, all or none."""
+    """Create several instances, all or none. A dry run only plans them."""
     batch_id = deps.ids()[:6]
 
     def plan(conn: sa.Connection) -> CreationPlan:
@@ -175,7 +175,7 @@ def get(
 def update(
     conn: sa.Connection, deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body: InstanceUpdate
 ) -> Changed[Json]:
-    """Change an instance; `nvLinkInterfaces` replaces the whole list."""
+    """Change an instance. `nvLinkInterfaces` replaces the whole list."""
     changed = instances.update_instance(
         conn,
         entitlements.tenant_id_of(conn, caller.org),
@@ -205,7 +205,7 @@ def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, instance_id: In
 def get_history(
     conn: sa.Connection, deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Params[PageQuery]
 ) -> list[Json]:
-    """How the instance came to its status, newest first."""
+    """The status history of the instance, newest first."""
     row, domains = _row(conn, caller, instance_id), latest.outdated_domains(conn, deps.valid_from())
     doubt = outdated.machine_doubts(conn, [row.machine_id], domains).get(row.machine_id)
     past = journal.status_histories(conn, [row.id])[row.id]
@@ -216,7 +216,7 @@ def get_history(
 def list_network(
     conn: sa.Connection, caller: TenantAdmin, instance_id: InstanceId, query: Params[KeptInterfaceQuery]
 ) -> list[Json]:
-    """The network interfaces that the instance was asked for with."""
+    """The network interfaces of the instance, as they were requested."""
     return kept_interface_shapes(conn, _row(conn, caller, instance_id), "interfaces", query)
 
 
@@ -226,7 +226,7 @@ def list_network(
 def list_infiniband(
     conn: sa.Connection, caller: TenantAdmin, instance_id: InstanceId, query: Params[KeptInterfaceQuery]
 ) -> list[Json]:
-    """The InfiniBand interfaces that the instance was asked for with."""
+    """The InfiniBand interfaces of the instance, as they were requested."""
     return kept_interface_shapes(conn, _row(conn, caller, instance_id), "infinibandInterfaces", query)
 
 

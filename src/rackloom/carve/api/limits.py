@@ -37,7 +37,7 @@ from rackloom.carve.api.auth import Caller, Role
 
 
 class CallerClass(StrEnum):
-    """Which limits a caller has."""
+    """The class of a caller, which selects its limits."""
 
     TENANT = "tenant"
     PROVIDER = "provider"

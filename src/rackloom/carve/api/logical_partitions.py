@@ -48,7 +48,7 @@ class LogicalPartitionUpdate(wire.Body):
 
 
 class PartitionIncludes(wire.RelationQuery):
-    """What to add to a logical partition."""
+    """Details to add to a logical partition."""
 
     include_interfaces: Annotated[bool, Field(json_schema_extra=access.shows("nvlink-interfaces:read"))] = (
         False
@@ -72,7 +72,7 @@ class PartitionQuery(wire.PageQuery, PartitionIncludes):
 
 
 class PartitionStats(wire.Answer):
-    """How many GPUs are, or shall be, in a logical partition, and of how many instances."""
+    """The number of GPUs that a logical partition has or will have, and the number of their instances."""
 
     total_gpus: int
     total_distinct_instances: int
@@ -96,7 +96,7 @@ class NVLinkLogicalPartition(wire.Timed):
 
 
 class LogicalPartitionPlan(wire.Answer):
-    """A logical partition that would be made; nothing was changed."""
+    """A logical partition that a request would make. Nothing was changed."""
 
     dry_run: Literal[True]
     name: str
@@ -128,7 +128,7 @@ def list_all(conn: sa.Connection, deps: Deps, caller: TenantAdmin, query: Params
 async def create(
     deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate, dry_run: DryRun = False
 ) -> Response:
-    """A new logical partition."""
+    """Create a logical partition. A dry run only plans it."""
     wanted = NewLogicalPartition(str(body.site_id), body.name, body.description)
 
     def check(conn: sa.Connection) -> None:
@@ -186,7 +186,7 @@ def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, partition_id: P
 def get_history(
     conn: sa.Connection, caller: TenantAdmin, partition_id: PartitionId, query: Params[wire.PageQuery]
 ) -> list[Json]:
-    """How the logical partition came to its status, newest first."""
+    """The status history of the logical partition, newest first."""
     return routing.history(conn, _row(conn, caller, partition_id).id)
 
 
@@ -206,7 +206,7 @@ def _row(conn: sa.Connection, caller: Caller, partition_id: UUID | str) -> Row:
 
 
 def _shown(conn: sa.Connection, tenant_id: str, partition_id: str) -> Json:
-    """As the answer to a change shows it."""
+    """The partition, as the answer to a change shows it."""
     row = logical_partitions.get_logical_partition(conn, tenant_id, partition_id)
     return _shapes(conn, [row], NOTHING_MORE, 0.0)[0]
 

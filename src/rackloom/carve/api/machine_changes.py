@@ -1,8 +1,8 @@
 """REST for providers: changing and deleting a machine, as NVIDIA Infra Controller does.
 
-One request changes one thing: the instance type, the labels, or maintenance. Maintenance is a cordon, so that
-`/machine/{id}/cordon` and this say the same. A machine is deleted only when the current reading of its domain
-does not list it; the admin gRPC's force-delete needs no such evidence.
+One request changes one thing: the instance type, the labels, or maintenance. Maintenance is a cordon, so this
+and `/machine/{id}/cordon` have the same effect. A machine is deleted only if the current reading of its
+domain does not list it. The admin gRPC's force-delete needs no such evidence.
 """
 
 from typing import Annotated, Self
@@ -32,7 +32,7 @@ MaintenanceMessage = Annotated[
 
 
 class MachineUpdate(wire.Body):
-    """Exactly one change of a machine; `maintenanceMessage` goes with the begin of maintenance."""
+    """Exactly one change of a machine. The start of maintenance also needs `maintenanceMessage`."""
 
     instance_type_id: UUID | None = None
     clear_instance_type: bool | None = None
@@ -86,7 +86,7 @@ def update(
 
 @router.delete(ONE, "delete-machine")
 def delete(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, machine_id: MachineId) -> Changed[None]:
-    """Forget a machine that is gone: it carries nothing, and its switch controller does not list it."""
+    """Delete a machine that is gone. It must be empty, and its switch controller must not list it."""
     entitlements.check_operates_machine(conn, caller.org, machine_id)
     order = OperatorOrder(caller.subject, "machine deleted", deps.clock(), deps.valid_from())
     return Changed(None, enrolment.delete_missing_machine(conn, machine_id, order))

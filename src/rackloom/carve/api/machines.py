@@ -1,6 +1,6 @@
-"""REST: machines. A provider's own, and those that carry a tenant's instances; GPU statistics.
+"""REST: machines of a provider, and those that carry a tenant's instances. Also GPU statistics.
 
-`include_metadata` adds where a machine sits in the NVLink fabric: domain, chassis serial, and for each
+`include_metadata` adds the place of a machine in the NVLink fabric: domain, chassis serial, and for each
 GPU the module id, GUID, the source of the GUID, and health.
 """
 
@@ -40,7 +40,7 @@ MachineStatus = Literal[
 
 
 class MachineIncludes(wire.RelationQuery):
-    """What to add to a machine."""
+    """Details to add to a machine."""
 
     include_metadata: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
 
@@ -71,7 +71,7 @@ class MachineQuery(wire.PageQuery, MachineIncludes):
 
 
 class GpuStatsQuery(BaseModel):
-    """Of which site."""
+    """The site of the machines, or all sites."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -94,7 +94,7 @@ class NVLinkGpu(wire.Answer):
 
 
 class NVLinkInfo(wire.Answer):
-    """Where a machine sits in the NVLink fabric."""
+    """The place of a machine in the NVLink fabric."""
 
     domain_uuid: str | None
     chassis_serial: str
@@ -102,14 +102,14 @@ class NVLinkInfo(wire.Answer):
 
 
 class MachineMetadata(wire.Answer):
-    """What is known of the hardware of a machine."""
+    """The known hardware of a machine."""
 
     nvlink_info: NVLinkInfo = Field(alias="nvLinkInfo")
     rack: str
 
 
 class MachineReservation(wire.Answer):
-    """For which organisation a machine is kept, and until when."""
+    """The organisation for which a machine is reserved, and the end of the reservation."""
 
     reservation_id: UUID
     tenant_id: UUID
@@ -134,7 +134,7 @@ class Machine(wire.Timed):
     is_missing_on_site: bool
     is_usable_by_tenant: bool
     foreign_partition_ids: list[int]
-    """Partitions that the site did not make and that hold GPUs of it: no instance is placed on it."""
+    """Partitions that hold GPUs of the machine and that the site did not make. It then gets no instance."""
     status: MachineStatus
     status_history: list[wire.StatusDetail]
     labels: Annotated[dict[str, str] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
@@ -201,7 +201,7 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, dep
 
 
 def nvlink_info_shape(row: Row, gpus: Rows, healths: Mapping[int, GpuHealth]) -> Json:
-    """Where a machine sits in the NVLink fabric; `healths` are those of its GPUs by module id."""
+    """The place of a machine in the NVLink fabric. `healths` are those of its GPUs by module id."""
     return {
         "domainUuid": row.domain,
         "chassisSerial": row.chassis_serial,
@@ -264,7 +264,7 @@ def list_machines(conn: sa.Connection, deps: Deps, caller: Reader, query: Params
 
 @router.page("/machine-capability", "get-all-machine-capabilities", list[Capability])
 def list_capabilities(conn: sa.Connection, caller: Reader, query: Params[CapabilityQuery]) -> list[Json]:
-    """What the machines that the caller may see have, by type and name; each capability once."""
+    """The different capabilities of the machines that the caller may see, by type and name."""
     if query.order_by is not None:
         raise invalid("Invalid orderBy value in query", orderBy="capabilities have one order")
     visible = routing.filter_rows(
@@ -291,7 +291,7 @@ def gpu_stats(conn: sa.Connection, caller: Reader, query: Params[GpuStatsQuery])
 
 
 def gpu_stats_shapes(conn: sa.Connection, caller: Caller, site_id: str | None) -> list[Json]:
-    """GPUs by product, of the machines that the caller may see: at one site, or at all."""
+    """GPUs by product, of the machines that the caller may see, at one site or at all sites."""
     visible = _machines(*routing.provider_and_tenant(conn, caller)).subquery()
     counted = (
         sa.select(instance_type.c.capabilities, sa.func.count().label("machines"))
@@ -325,7 +325,7 @@ def get_machine(
 def get_history(
     conn: sa.Connection, caller: Reader, machine_id: MachineId, query: Params[wire.PageQuery]
 ) -> list[Json]:
-    """What operators did to the machine, newest first."""
+    """The actions of operators on the machine, newest first."""
     return routing.history(conn, _row(conn, caller, machine_id).id)
 
 

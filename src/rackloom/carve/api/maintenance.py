@@ -1,4 +1,4 @@
-"""REST for providers: cordon, drain, force-delete and NVLink information of machines; drains."""
+"""REST for providers: cordon, drain, force-delete and NVLink information of machines, list of drains."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -65,7 +65,7 @@ ONE = "/machine/{machineId}"
 
 @router.get(f"{ONE}/nvlink-info", "get-machine-nvlink-info", NVLinkInfo)
 def get_nvlink_info(conn: sa.Connection, deps: Deps, caller: ProviderReader, machine_id: MachineId) -> Json:
-    """Where the machine sits in the NVLink fabric, as far as it was observed."""
+    """The place of the machine in the NVLink fabric, as far as it was observed."""
     entitlements.check_operates_machine(conn, caller.org, machine_id)
     row = catalog.get_machine(conn, machine_id)
     gpus = catalog.gpus_of_machines(conn, [machine_id])[machine_id]
@@ -84,7 +84,7 @@ def cordon(
 def uncordon(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: Because
 ) -> Changed[Json]:
-    """Let the machine be used again."""
+    """Allow new instances on the machine again."""
     return _run_step(conn, deps, caller, machine_id, body, maintenance.uncordon_machine)
 
 
@@ -92,7 +92,7 @@ def uncordon(
 def force_delete(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: Because
 ) -> Changed[Json]:
-    """Release the instance on the machine, whoever owns it, with the same clean-up."""
+    """Release the instance on the machine, with the usual clean-up. Any tenant may own it."""
     return _run_step(conn, deps, caller, machine_id, body, maintenance.force_delete_instance)
 
 
@@ -111,7 +111,7 @@ def start_drain(
 def end_drain(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: Because
 ) -> Changed[Json]:
-    """Join the GPUs of the machine's instance again; the machine stays cordoned."""
+    """Return the GPUs of the machine's instance to their partitions. The machine stays cordoned."""
     return _run_step(conn, deps, caller, machine_id, body, maintenance.end_machine_drain)
 
 

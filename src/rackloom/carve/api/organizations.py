@@ -1,8 +1,8 @@
 """REST: the calling organization as tenant and provider, and the version of the service.
 
-/metadata tells the version of the service itself, which versions of NVIDIA Infra Controller's REST contract
-it serves, and which groups of operations of the newest it lacks. `version` is the newest served: client
-libraries derive the features of a service from it, and refuse versions before 0.2.86.
+/metadata has the version of the service itself, the versions of NVIDIA Infra Controller's REST contract
+that it serves, and the groups of operations of the newest one that it lacks. `version` is the newest served:
+client libraries derive the features of a service from it, and refuse versions before 0.2.86.
 """
 
 from datetime import datetime
@@ -26,7 +26,7 @@ from rackloom.carve.tenancy import entitlements
 
 
 class TenantCapabilities(Answer):
-    """What a tenant may do beyond the usual."""
+    """Additional rights of a tenant."""
 
     targeted_instance_creation: bool
 
@@ -46,7 +46,7 @@ class ServiceAccount(Answer):
 
 
 class Metadata(Answer):
-    """Which versions of the contract are served, what of them is not, and which build this is."""
+    """The served versions of the contract, the groups of operations that are missing, and the build."""
 
     version: str
     """The newest served version of the contract."""
@@ -65,7 +65,7 @@ router = routing.Operations()
 
 @router.get("/metadata", "get-metadata", Metadata)
 async def metadata(_caller: AnyCaller) -> Response:
-    """Which versions of the contract are served, what of them is not, and which build this is."""
+    """The served versions of the contract, the groups of operations that are missing, and the build."""
     served = {"version": CONTRACTS[-1], "contracts": CONTRACTS, "unserved": sorted(UNSERVED)}
     build = {"implementation": f"rackloom {version('rackloom')}", "buildTime": rfc3339(_build_time())}
     return routing.json_response(served | build)
@@ -73,7 +73,7 @@ async def metadata(_caller: AnyCaller) -> Response:
 
 @router.get("/tenant/current", "get-current-tenant", Tenant)
 async def tenant(request: Request, deps: Deps, caller: TenantAdmin) -> Response:
-    """The tenant of the org, made by the first call."""
+    """The tenant of the org. The first call creates it."""
     found = await routing.make_tenant(request, deps, caller.org, entitled=False)
     capabilities = {"targetedInstanceCreation": found.targeted_instance_creation}
     return routing.json_response(shape(Tenant, found, capabilities=capabilities))
@@ -87,7 +87,7 @@ def provider(conn: sa.Connection, caller: ProviderReader) -> Json:
 
 @router.get("/service-account/current", "get-current-service-account", ServiceAccount)
 def service_account(conn: sa.Connection, caller: AnyCaller) -> Json:
-    """Whether the org is provider and tenant in one, and as which."""
+    """Whether the org is provider and tenant in one, with the ids of both."""
     provider = entitlements.find_provider(conn, caller.org)
     tenant = entitlements.find_tenant(conn, caller.org)
     both = provider is not None and tenant is not None
@@ -100,5 +100,5 @@ def service_account(conn: sa.Connection, caller: AnyCaller) -> Json:
 
 @cache
 def _build_time() -> float:
-    """When the files of this build were written, in seconds since the epoch."""
+    """The time at which the files of this build were written, in seconds since the epoch."""
     return Path(__file__).stat().st_mtime

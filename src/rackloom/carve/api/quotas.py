@@ -1,4 +1,4 @@
-"""REST: the quotas of a tenant, which reads them with what it uses. A provider of its machines sets them."""
+"""REST: the quotas of a tenant. It reads them with its use. A provider of its machines sets them."""
 
 from typing import Annotated
 from uuid import UUID
@@ -16,14 +16,14 @@ from rackloom.carve.tenancy import entitlements
 
 
 class QuotaChange(wire.Body):
-    """Another limit; null returns to the default."""
+    """A new limit. Null returns to the default."""
 
     resource: entitlements.QuotaKind
     limit: Annotated[StrictInt, Field(ge=0, le=1_000_000_000)] | None
 
 
 class QuotaUpdate(wire.Body):
-    """The limits to change; the others stay."""
+    """The limits to change. The others stay."""
 
     quotas: Annotated[list[QuotaChange], Field(max_length=len(entitlements.QuotaKind))]
 
@@ -32,7 +32,7 @@ class QuotaUpdate(wire.Body):
 
 
 class Quota(wire.Answer):
-    """How many objects of a kind a tenant may have, and has."""
+    """The limit on a tenant's objects of a kind, and the number that it has."""
 
     resource: entitlements.QuotaKind
     limit: int
@@ -67,7 +67,7 @@ def read_of_tenant(
 def update(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, tenant_id: TenantId, body: QuotaUpdate
 ) -> list[Json]:
-    """Set limits. One below what the tenant has takes nothing away, and refuses anything new."""
+    """Set limits. A limit below the present number removes nothing, and refuses new objects."""
     entitlements.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
     limits = {change.resource: change.limit for change in body.quotas}
     entitlements.set_quotas(conn, str(tenant_id), limits, deps.clock())

@@ -1,8 +1,8 @@
-"""REST: reservations of trays. Those that a provider made, and those that wait for a tenant.
+"""REST: reservations of trays that a provider made, or that are for a tenant.
 
-A tenant reads of its reservations how many trays wait for it, in which NVLink domains and until when. Of one
-that has ended it reads no trays: they may serve others by then.
-Machines, their states and the reason are for whoever operates them.
+A tenant sees the number of trays in its reservation, their NVLink domains and the end. It sees no trays of a
+reservation that has ended: they may serve others by then. Only the operator of the machines sees them, their
+states and the reason.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ TrayCount = Annotated[StrictInt, Field(ge=1, le=MAX_TRAYS)]
 
 
 class TrayReservationCreate(wire.Because):
-    """Keep trays for a tenant: those with `machineIds`, or `count` of an instance type."""
+    """Trays to reserve for a tenant: those in `machineIds`, or `count` of an instance type."""
 
     tenant_id: UUID
     until: AwareDatetime
@@ -55,7 +55,7 @@ class TrayReservationCreate(wire.Because):
     nvlink_domain_id: Annotated[wire.Text | None, Field(alias="nvLinkDomainId")] = None
     rack: wire.Text | None = None
     topology_optimized: bool = True
-    """All in one NVLink domain."""
+    """Whether all trays must be in one NVLink domain."""
 
     @model_validator(mode="after")
     def _machines_or_number(self) -> Self:
@@ -66,7 +66,7 @@ class TrayReservationCreate(wire.Because):
 
 
 class TrayReservationUpdate(wire.Because):
-    """Another end, other trays, or fewer of them; what is left out stays."""
+    """A new end, other trays, or fewer trays. Omitted fields stay unchanged."""
 
     until: AwareDatetime | None = None
     machine_ids: MachineIds | None = None
@@ -95,7 +95,7 @@ class TrayReservationQuery(wire.PageQuery):
 
 
 class ReservedMachine(wire.Answer):
-    """A tray of a reservation, and what keeps it from a new instance: `Ready` where nothing does."""
+    """A tray of a reservation. `state` is `Ready`, or the reason why it cannot take a new instance."""
 
     machine_id: str
     nvlink_domain_id: Annotated[str | None, Field(alias="nvLinkDomainId")]
@@ -104,7 +104,7 @@ class ReservedMachine(wire.Answer):
 
 
 class TrayReservation(wire.Timed):
-    """Trays that wait for a tenant until a time."""
+    """Trays that are reserved for a tenant until a time."""
 
     id: UUID
     tenant_id: UUID
@@ -114,7 +114,7 @@ class TrayReservation(wire.Timed):
     until: datetime
     trays: int
     ready_trays: int
-    """Those that a new instance of the tenant can get."""
+    """The number of trays that a new instance of the tenant can get."""
     in_use_trays: int
     nvlink_domain_ids: Annotated[list[str], Field(alias="nvLinkDomainIds")]
     org: Annotated[str | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
@@ -206,7 +206,7 @@ def list_reservations(
 
 @router.create("/tray-reservation", "create-tray-reservation", TrayReservation)
 def create(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, body: TrayReservationCreate) -> Json:
-    """Keep trays for a tenant until a time."""
+    """Reserve trays for a tenant until a time."""
     request = ReservationRequest(
         tenant_id=str(body.tenant_id),
         until=body.until.timestamp(),
@@ -254,7 +254,7 @@ def update(
 
 @router.delete(ONE, "delete-tray-reservation")
 def delete(conn: sa.Connection, deps: Deps, caller: ProviderAdmin, reservation_id: ReservationId) -> None:
-    """Free the trays now; instances on them stay."""
+    """End a reservation now. Instances on its trays stay."""
     provider_id = entitlements.provider_id_of(conn, caller.org)
     order = OperatorOrder(caller.subject, "reservation deleted", deps.clock())
     reservations.delete_reservation(conn, provider_id, str(reservation_id), order)

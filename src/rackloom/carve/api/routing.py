@@ -57,7 +57,7 @@ from rackloom.runtime.traces import NO_TRACES, Traces
 
 
 Page = tuple[Sequence[Json], int]
-"""The objects of a page, and how many there are on all pages."""
+"""The objects of a page, and the number of objects on all pages."""
 
 # The body of each is `wire.Problem`, which `complete_openapi` adds: a model named here would be built again
 # for each status of each of a hundred routes, at every start.
@@ -345,7 +345,7 @@ def of_caller(provider_id: str, tenant_id: str, table: sa.Table) -> sa.ColumnEle
 
 
 DryRun = Annotated[bool, QueryParam(alias="dryRun")]
-"""Whether to return what would be made and change nothing."""
+"""Whether to return the plan of the change without making it."""
 
 
 # Operator orders.
@@ -429,7 +429,7 @@ TIE_BREAKER = ""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """How the objects of one kind are filtered, searched, ordered and shown."""
+    """The filters, searched columns, orders and conversion of one kind of object."""
 
     shapes: Callable[[sa.Connection, Rows, Any], list[Json]]
     """Converts rows, with the related objects that the query names."""

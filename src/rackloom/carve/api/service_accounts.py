@@ -1,10 +1,10 @@
-"""REST: service accounts, as which programs call, and their keys.
+"""REST: service accounts, the identities of programs, and their keys.
 
-A service account belongs to one organisation and has built-in and custom roles. Whoever makes it, makes or
-revokes a key of it, or deletes it has all permissions of these roles: a key of another account would
-otherwise be a way to more. An account that ends makes no account, and no key of one, that ends later. The key
-is shown once, in the answer to its creation. With a second key a program changes from one to the other
-without a pause.
+A service account belongs to one organisation and has built-in and custom roles. A caller that makes or
+deletes it, or makes or revokes a key of it, needs all permissions of these roles: otherwise the key of
+another account would be a way to more permissions. An account that ends makes no account, and no key of one,
+that ends later. The key is shown once, in the answer to its creation. A second key lets a program change its
+key without a pause.
 """
 
 from datetime import datetime
@@ -102,7 +102,7 @@ def create(
     directory: KnownDirectory,
     own: OwnPermissions,
 ) -> Json:
-    """A service account with roles that allow no more than the caller may do."""
+    """Create a service account. Its roles may have no permission that the caller lacks."""
     expires = None if body.expires is None else body.expires.timestamp()
     require_no_later_end(caller, expires)
     _require_own_roles(conn, caller.org, body.roles, directory.built_in, own)
@@ -150,7 +150,7 @@ def create_key(
     directory: KnownDirectory,
     own: OwnPermissions,
 ) -> Json:
-    """Another key of the account, which may have two. It is shown in this answer and never again."""
+    """Create a key of the account, which may have two. Only this answer shows the key."""
     secret = deps.secret()
     row = identities.get_account(conn, caller.org, str(account_id))
     _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)

@@ -1,4 +1,4 @@
-"""REST: sites. A provider's own, and those where a tenant has an allocation.
+"""REST: sites of a provider, and those at which a tenant has an allocation.
 
 A provider changes the description of a site and switches its capabilities. Contact, location and serial
 console settings are stored and returned, and nothing acts on them.
@@ -27,7 +27,7 @@ from rackloom.carve.tenancy.catalog import SITE_CAPABILITIES
 
 
 class SiteCapabilities(wire.Body):
-    """Capabilities to switch; one that is not named stays."""
+    """Capabilities to switch on or off. Omitted ones stay unchanged."""
 
     native_networking: StrictBool | None = None
     network_security_group: StrictBool | None = None
@@ -37,7 +37,7 @@ class SiteCapabilities(wire.Body):
 
 
 class SiteLocation(wire.Body):
-    """Where a site is."""
+    """The location of a site."""
 
     city: wire.Label | None = None
     state: wire.Label | None = None
@@ -45,7 +45,7 @@ class SiteLocation(wire.Body):
 
 
 class SiteContact(wire.Body):
-    """Who answers for a site."""
+    """The contact of a site."""
 
     email: wire.Label | None = None
 
@@ -54,7 +54,7 @@ Seconds = Annotated[StrictInt, Field(ge=0, le=1_000_000_000)]
 
 
 class SiteUpdate(wire.Body):
-    """Changes of a site; what is not named stays. The serial console is kept, and not acted on."""
+    """Changes of a site. Omitted fields stay unchanged. Nothing acts on the serial console settings."""
 
     name: wire.Name | None = None
     description: wire.Description | None = None
@@ -76,7 +76,7 @@ class SiteUpdate(wire.Body):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is returned but not acted on."""
+        """The fields that are only stored and returned."""
         ours = {"name", "description", "capabilities", "renew_registration_token"}
         return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
 
@@ -108,7 +108,7 @@ class SiteQuery(wire.PageQuery, wire.RelationQuery):
 
 
 class SiteCapabilitiesAnswer(wire.Answer):
-    """What a site can do."""
+    """The capabilities of a site."""
 
     native_networking: bool
     network_security_group: bool
@@ -211,7 +211,7 @@ def get_site(conn: sa.Connection, caller: Reader, site_id: SiteId, query: Params
 def update_site(
     conn: sa.Connection, deps: Deps, caller: ProviderAdmin, site_id: SiteId, body: SiteUpdate
 ) -> Json:
-    """Change what is said of a site, and switch its capabilities."""
+    """Change the description of a site, or switch its capabilities."""
     catalog.update_site(
         conn,
         entitlements.provider_id_of(conn, caller.org),
@@ -229,7 +229,7 @@ def update_site(
 def get_history(
     conn: sa.Connection, caller: Reader, site_id: SiteId, query: Params[wire.PageQuery]
 ) -> list[Json]:
-    """How the site came to its status, newest first."""
+    """The status history of the site, newest first."""
     return routing.history(conn, _row(conn, caller, site_id).id)
 
 

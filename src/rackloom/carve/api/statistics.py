@@ -1,14 +1,14 @@
 """REST: statistics of a tenant, of a provider, and of the machines of its sites by instance type and tenant.
 
 Paths and shapes are those of NVIDIA Infra Controller. It counts objects that do not exist here, too: subnets,
-IP blocks and tenant accounts are always 0. Instances have more statuses here, and each has its number, so
-that the numbers of instances add up to the total.
+IP blocks and tenant accounts are always 0. Instances have more statuses here. Each has its number, so the
+numbers of instances add up to the total.
 
-`machine_stats` has the numbers of machines of a site. A machine counts as healthy when the reading of its
-domain that counts lists every GPU of it as healthy, and as unhealthy when it lists one of them as one that
-placement avoids. A machine of which neither is known counts in neither: a missing one, or one with an
-unlisted GPU. So these two numbers may add up to less than the total. The allocations of a site may promise
-more machines than there are. A promise beyond the machines that are not in use is left out.
+`machine_stats` has the numbers of machines of a site. A machine counts as healthy if the valid reading of its
+domain lists all its GPUs as healthy, and as unhealthy if it lists one of them as one that placement avoids.
+It counts as neither if neither is known: it is missing, or has an unlisted GPU. So these two numbers may add
+up to less than the total. The allocations of a site may promise more machines than there are. A promise
+beyond the machines that are not in use is left out.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ from rackloom.core.place.instance_trays import still_promised
 
 
 class SiteStatsQuery(wire.Query):
-    """Of which site; without one, of all sites of the provider."""
+    """The site of the statistics. Without one, all sites of the provider."""
 
     site_id: UUID | None = None
 
@@ -69,7 +69,7 @@ class MachineStatusBreakdown(wire.Answer):
 
 
 class InstanceStats(wire.Answer):
-    """Instances by status; `unknown` are those of which there is no valid reading."""
+    """Instances by status. `unknown` are those without a valid reading."""
 
     total: int
     pending: int
@@ -96,7 +96,7 @@ class ObjectStats(wire.Answer):
 
 
 class TenantAccountStats(wire.Answer):
-    """Tenant accounts by status; there are none."""
+    """Tenant accounts by status. There are none."""
 
     total: int
     pending: int
@@ -106,7 +106,7 @@ class TenantAccountStats(wire.Answer):
 
 
 class TenantStats(wire.Answer):
-    """What a tenant has."""
+    """The objects of a tenant, by status."""
 
     instance: InstanceStats
     vpc: ObjectStats
@@ -115,7 +115,7 @@ class TenantStats(wire.Answer):
 
 
 class ProviderStats(wire.Answer):
-    """What a provider has."""
+    """The objects of a provider, by status."""
 
     machine: ProviderMachineStats
     ip_block: ObjectStats
@@ -130,7 +130,7 @@ class MachineSummary(wire.Answer):
 
 
 class TypeTenantAllocation(wire.Answer):
-    """Machines of a type that one allocation gives."""
+    """The machines of an instance type that one allocation gives."""
 
     id: UUID
     name: str
@@ -138,7 +138,7 @@ class TypeTenantAllocation(wire.Answer):
 
 
 class TypeTenant(wire.Answer):
-    """What a tenant was given of a type, and uses."""
+    """The machines of an instance type that a tenant was allocated, and those that it uses."""
 
     id: UUID
     name: str
@@ -148,7 +148,7 @@ class TypeTenant(wire.Answer):
 
 
 class MachineTypeStats(wire.Answer):
-    """The machines of an instance type, and who has them."""
+    """The machines of an instance type, and the tenants that have them."""
 
     id: UUID
     name: str
@@ -160,7 +160,7 @@ class MachineTypeStats(wire.Answer):
 
 
 class TenantTypeAllocation(wire.Answer):
-    """Machines of a type that one allocation gives."""
+    """The machines of an instance type that one allocation gives."""
 
     id: UUID
     name: str
@@ -168,7 +168,7 @@ class TenantTypeAllocation(wire.Answer):
 
 
 class TenantTypeStats(wire.Answer):
-    """What a tenant was given of a type, and uses."""
+    """The machines of an instance type that a tenant was allocated, and those that it uses."""
 
     id: UUID
     name: str
@@ -179,7 +179,7 @@ class TenantTypeStats(wire.Answer):
 
 
 class TenantTypes(wire.Answer):
-    """A tenant, with the instance types of which it was given machines."""
+    """A tenant, with the instance types of its allocated machines."""
 
     id: UUID
     org: str
@@ -280,7 +280,7 @@ class AllocationCounts(wire.Answer):
 
 
 class MachineStats(wire.Answer):
-    """How many machines a site has, by status, health and allocation. Statuses of no machine are left out."""
+    """The machines of a site by status, health and allocation. Statuses of no machine are left out."""
 
     total: int
     total_by_status: dict[str, int]
@@ -290,7 +290,7 @@ class MachineStats(wire.Answer):
 
 
 def machine_stats(conn: sa.Connection, site_ids: Collection[str], valid_from: float) -> dict[str, Json]:
-    """The `MachineStats` of each site. Readings from before `valid_from` say nothing about health."""
+    """The `MachineStats` of each site. Readings from before `valid_from` are ignored."""
     rows = conn.execute(catalog.machine_listing().where(machine.c.site_id.in_(site_ids))).all()
     gpus = shown_gpu_healths(conn, rows, valid_from)
     statuses: dict[str, Counter[str]] = {site_id: Counter() for site_id in site_ids}
@@ -370,7 +370,7 @@ def provider_stats(conn: sa.Connection, caller: ProviderReader) -> Json:
 def tenant_type_stats(
     conn: sa.Connection, caller: ProviderReader, query: Params[SiteStatsQuery]
 ) -> list[Json]:
-    """What each tenant was given of each instance type, and uses."""
+    """The machines of each instance type that each tenant was allocated, and those that it uses."""
     use, names = _use(conn, caller, query)
     tenants = {given.tenant_id: given.org for given in use.allocations}
     return [_tenant_shape(use, tenant_id, org, names) for tenant_id, org in tenants.items()]

@@ -1,4 +1,4 @@
-"""REST: VPCs with an optional default logical partition; subnets and prefixes, always empty.
+"""REST: VPCs with an optional default logical partition. Subnets and prefixes, always empty.
 
 Clients of the wider API list subnets and prefixes when they start, so these routes answer with empty
 lists.
@@ -42,13 +42,13 @@ class VpcCreate(wire.OpenBody):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is returned but not acted on."""
+        """The fields that are only stored and returned."""
         ours = {"id", "name", "site_id", "description", "nvlink_logical_partition_id"}
         return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
 
 
 class VpcUpdate(wire.OpenBody):
-    """Changes of a VPC; an empty nvLinkLogicalPartitionId clears the default."""
+    """Changes of a VPC. An empty nvLinkLogicalPartitionId clears the default."""
 
     name: wire.Name | None = None
     description: wire.Description | None = None
@@ -57,13 +57,13 @@ class VpcUpdate(wire.OpenBody):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is returned but not acted on."""
+        """The fields that are only stored and returned."""
         ours = {"name", "description", "nvlink_logical_partition_id"}
         return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
 
 
 class VpcVirtualization(wire.Body):
-    """The network virtualization that a VPC is to have; kept, and not acted on."""
+    """The network virtualization of a VPC. It is stored, and nothing acts on it."""
 
     network_virtualization_type: Literal["FNN"]
 
@@ -102,7 +102,7 @@ class Vpc(wire.Timed):
 
 
 class VpcPlan(wire.Answer):
-    """A VPC that would be made; nothing was changed."""
+    """A VPC that a request would make. Nothing was changed."""
 
     dry_run: Literal[True]
     name: str
@@ -148,7 +148,7 @@ def list_all(conn: sa.Connection, caller: TenantAdmin, query: Params[VpcQuery]) 
 
 @router.create("", "create-vpc", Vpc, plan=VpcPlan)
 async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate, dry_run: DryRun = False) -> Response:
-    """A new VPC."""
+    """Create a VPC. A dry run only plans it."""
     partition = body.nvlink_logical_partition_id
     wanted = NewVpc(
         site_id=str(body.site_id),
@@ -202,7 +202,7 @@ def update(conn: sa.Connection, deps: Deps, caller: TenantAdmin, vpc_id: VpcId, 
 def update_virtualization(
     conn: sa.Connection, deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcVirtualization
 ) -> Json:
-    """Name another network virtualization for an empty VPC."""
+    """Change the network virtualization of an empty VPC."""
     tenant_id, kind = entitlements.tenant_id_of(conn, caller.org), body.network_virtualization_type
     logical_partitions.set_virtualization(conn, tenant_id, str(vpc_id), kind, deps.clock())
     return get(conn, caller, vpc_id, routing.NO_QUERY)
@@ -212,7 +212,7 @@ def update_virtualization(
 def get_history(
     conn: sa.Connection, caller: TenantAdmin, vpc_id: VpcId, query: Params[wire.PageQuery]
 ) -> list[Json]:
-    """How the VPC came to its status, newest first."""
+    """The status history of the VPC, newest first."""
     return routing.history(conn, _row(conn, caller, vpc_id).id)
 
 
@@ -283,7 +283,7 @@ subnet_router = routing.Operations()
 
 
 class NetworkQuery(wire.PageQuery, wire.RelationQuery):
-    """Filters on networks. There are none, so that nothing has relations or statistics."""
+    """Filters on networks. There are no networks, so none has relations or statistics."""
 
     site_id: wire.UuidFilter = []
     vpc_id: wire.UuidFilter = []
@@ -294,13 +294,13 @@ class NetworkQuery(wire.PageQuery, wire.RelationQuery):
 
 @subnet_router.get("/subnet", "get-all-subnet", list[wire.Summary])
 async def list_subnets(_caller: TenantAdmin, query: Params[NetworkQuery]) -> Response:
-    """No subnet."""
+    """The subnets: always an empty list."""
     query.relations("VPC", "Tenant", "IPv4Block", "IPv6Block")
     return routing.page_response([], 0, query)
 
 
 @subnet_router.get("/vpc-prefix", "get-all-vpc-prefix", list[wire.Summary])
 async def list_prefixes(_caller: TenantAdmin, query: Params[NetworkQuery]) -> Response:
-    """No VPC prefix."""
+    """The VPC prefixes: always an empty list."""
     query.relations("VPC", "Tenant", "IPBlock")
     return routing.page_response([], 0, query)

@@ -72,7 +72,7 @@ Labels = Annotated[dict[Label, Label], Field(max_length=10)]
 
 
 class Body(BaseModel):
-    """camelCase on the wire; unknown fields are ignored, and old names of fields are read."""
+    """camelCase on the wire. Unknown fields are ignored, and old names of fields are read."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_alias=True, validate_by_name=False, allow_inf_nan=False
@@ -133,7 +133,7 @@ Reason = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=
 
 
 class Because(Body):
-    """Why it is done."""
+    """The reason of an operator's request."""
 
     reason: Reason
 
@@ -186,7 +186,7 @@ class PageQuery(Query):
     page_number: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     page_size: Annotated[int, Field(ge=1, le=100)] = 20
     order_by: Annotated[str, Field(pattern=r"^[A-Z0-9_]+_(ASC|DESC)$")] | None = None
-    """`FIELD_ASC` or `FIELD_DESC`; None: oldest first."""
+    """`FIELD_ASC` or `FIELD_DESC`. The default is oldest first."""
 
 
 # Responses.
@@ -199,14 +199,14 @@ class Answer(BaseModel):
 
 
 class Timed(Answer):
-    """Something with a beginning and a last change."""
+    """An object with its times of creation and last change."""
 
     created: datetime
     updated: datetime
 
 
 class Problem(Answer):
-    """The one error body there is."""
+    """The body of every error."""
 
     source: Literal["nico"]
     message: str
@@ -239,7 +239,7 @@ class SiteSummary(Answer):
 
 
 class Message(Answer):
-    """What became of a request that has no other answer."""
+    """The outcome of a request that has no other answer."""
 
     message: str
 
