@@ -39,7 +39,7 @@ def node_group(
     taint: Names = None,
     claims: Slices = None,
 ) -> int:
-    """Print the template of a new node of an empty group, so that an autoscaler starts one for claims.
+    """Describe a new node of an empty group, so that an autoscaler starts one for claims.
 
     Exit code 1 if such a node would not serve a claim of --claims.
 
@@ -62,7 +62,7 @@ def node_group(
     taint
         Taints of the nodes, KEY=VALUE:EFFECT, such as Slurm's.
     claims
-        Manifests with claims: report if such a node serves each claim, and if the Cluster API provider knows.
+        Manifests with claims: report if such a node serves each, and if the Cluster API provider starts one.
     """
     from rackloom.core.allocate.driver_slices import GPU_DRIVER
     from rackloom.core.allocate.node_template import capacity_annotations, whole_gpus

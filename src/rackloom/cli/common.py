@@ -229,7 +229,7 @@ def beside_progress() -> Iterator[None]:
 def progress_text(done: int, total: int | None, what: str, seconds: float) -> str:
     """The number done. If it is above 0, also the rate and the expected end.
 
-    Without a total, the text is `what` alone, the name of the work.
+    Without a total, the text before the first item is `what` with the elapsed time.
     """
     if total is None and done <= 0:
         return f"{what} ({seconds:.0f} s)"

@@ -63,7 +63,7 @@ def doctor(
     Parameters
     ----------
     home
-        Home of a `rackloom up`, running or not. Default: the default of `rackloom up`. Its `kubeconfig` and
+        Home of a `rackloom up`, running or not. Default: the one that `rackloom up` uses. Its `kubeconfig` and
         `transfers` are examined too.
     config
         TOML file of a `rackloom serve`. Its database is read, with the cluster and transfers that it names.

@@ -28,7 +28,7 @@ def place(
 ) -> int:
     """Choose the clique and the trays of whole jobs before their pods exist. Nothing is changed.
 
-    A job that does not fit is refused, with the blockers and the nearest fix, which was also planned.
+    A job that does not fit is refused, with the blockers and the nearest fix, which was checked with a plan.
 
     Parameters
     ----------

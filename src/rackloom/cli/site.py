@@ -159,7 +159,7 @@ def token(
     role
         Role of the token. May be repeated.
     home
-        Home of the `rackloom up`. Default: the default of `rackloom up`.
+        Home of the `rackloom up`. Default: the one that `rackloom up` uses.
     hours
         Hours for which the token is valid.
     """
@@ -262,7 +262,7 @@ def status(
     Parameters
     ----------
     home
-        Home of the site. Default: the default of `rackloom up`.
+        Home of the site. Default: the one that `rackloom up` uses.
     wait
         Wait up to this number of seconds until it answers and all trays are nodes of its cluster.
     """

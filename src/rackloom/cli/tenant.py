@@ -3,7 +3,7 @@
 They call the REST service through `rackloom.client`, as a program of the tenant would. `tenant_objects` has
 the code for all kinds. This module has the kinds, and the commands that create and delete objects.
 
-A logical partition gives its name to the NVLink partitions of one tenant. A VPC gives that name to its
+A logical partition gives its name to the NVLink partitions of one tenant. A VPC gives the name to its
 instances, and instances are machines. So they are created in that order, and deleted in the opposite one.
 """
 

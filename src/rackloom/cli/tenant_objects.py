@@ -57,10 +57,10 @@ class SiteAccess:
     ca: Annotated[Path | None, Parameter(env_var="RACKLOOM_CA")] = None
     "Certificate authority of the service (PEM). Default: the system's trusted authorities."
     home: Annotated[Path | None, Parameter(env_var="RACKLOOM_HOME")] = None
-    "Home of the `rackloom up`. Default: the default of `rackloom up`."
+    "Home of the `rackloom up`. Default: the one that `rackloom up` uses."
 
     def client(self, timeout: float | None = None) -> "Client":
-        """A client. With a `timeout` in seconds, it does not repeat requests."""
+        """A client. With a `timeout` in seconds, it tries each request once."""
         connection = self._connection()
         # The HTTP library takes longer to import than everything else. Help and refusals do not need it.
         import httpx2
