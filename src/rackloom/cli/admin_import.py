@@ -1,6 +1,6 @@
 """`rackloom admin import nico plan|apply|rollback`: takeover of a site that NICo has run.
 
-`plan` reads NICo over REST, over its admin gRPC if an address is given, and our site over the admin
+`plan` reads NICo over REST, also over its admin gRPC if one is given, and our site over the admin
 interface. It writes a plan into a file that only its owner may read, prints it, and changes nothing. `apply`
 sends the steps to the site one by one. It can be repeated after any interruption. `rollback` undoes the steps
 in reverse order. Neither changes a partition. If the site would change the fabric afterwards, the domain

@@ -1,6 +1,6 @@
 """`rackloom admin endpoint|browse|credential|machine|instance`: the inventory of the site.
 
-An endpoint is the switch controller of a chassis. `browse` prints a controller's own answers. Credentials
+An endpoint names the switch controller of a chassis. `browse` prints a controller's own answers. Credentials
 go into the site's secret provider. Machines are listed, imported from a file (all of them or none), deleted,
 and compared with the GPUs that their controller shows. `instance` changes which logical partition each GPU of
 an instance joins. The given list is the whole desired state, so a GPU that is not in it is detached.
@@ -224,7 +224,7 @@ def machine_import(
 def machine_force_delete(
     *, machine_id: Annotated[str, Parameter(name="--machine", help="Machine id.")], at: Place = HERE
 ) -> int:
-    """Release all resources of a machine and delete it. Exit code 1 if it is not done yet: repeat it."""
+    """Release the workload of a machine and delete the machine. Exit code 1: not done yet, repeat it."""
     reply = call(at, "AdminForceDeleteMachine", pb.AdminForceDeleteMachineRequest(host_query=machine_id))
     if reply.all_done:
         report(f"deleted {machine_id}", at.output, machine=machine_id)

@@ -63,8 +63,8 @@ def doctor(
     Parameters
     ----------
     home
-        Home of a `rackloom up`, running or not. Default: the one that `rackloom up` uses. Its `kubeconfig` and
-        `transfers` are examined too.
+        Home of a `rackloom up`, running or not. Default: the one that `rackloom up` uses. Its `kubeconfig`
+        and `transfers` are examined too.
     config
         TOML file of a `rackloom serve`. Its database is read, with the cluster and transfers that it names.
     cluster
