@@ -81,7 +81,7 @@ def test_mistakes_of_usage_end_with_2(words, capsys, monkeypatch):
 
 def test_a_command_that_is_asked_for_help_tells_all_of_it():
     asked = rackloom("place", "--help").stdout
-    assert "What does not fit is refused with what blocks it and the nearest fix" in asked
+    assert "A job that does not fit is refused, with the blockers and the nearest fix" in asked
     assert "Where whole jobs would go" not in asked
 
 

@@ -1,9 +1,9 @@
 """`rackloom admin`: the operator's commands at a site, and their connection to it.
 
 The connection is gRPC over mTLS. Address and certificates come from options or from environment
-variables. A call has 60 s. UNAVAILABLE becomes `Retry`; every other status becomes `Refused`, with the
-nearest fix that the server sends as trailing metadata. The web proxy of the environment is not used for
-these calls.
+variables. A call times out after 60 s. UNAVAILABLE becomes `Retry`. Every other status becomes `Refused`,
+with the nearest fix, which the server sends as trailing metadata. These calls do not use the web proxy of
+the environment.
 
 The commands themselves are in `admin_inventory`, `admin_partitions`, `admin_reservations`, `admin_import`
 and `admin_audit`. They are named here by import path and imported when one is called, because the protobuf
@@ -31,7 +31,7 @@ from rackloom.serving.request_log import asked
 
 CALL_SECONDS = 60.0
 REPLY_BYTES = 256 * 1024 * 1024
-"""A reply about a whole site is larger than what gRPC accepts by itself (4 MiB)."""
+"""A reply about a whole site exceeds gRPC's default limit (4 MiB)."""
 FIX_METADATA = "nearest-fix-bin"
 
 
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 def admin_command(function: Callable[..., T]) -> Callable[..., T]:
-    """The command with the options of `Place` in the place of `at`, and with the flags of every command."""
+    """Replace the parameter `at` of a command by the options of `Place` and the flags of every command."""
     own = inspect.signature(function)
     options = {"at": (ConnectionParameters, DEFAULT_CONNECTION), "output": (Output, "table")}
 
@@ -96,7 +96,7 @@ RpcCaller = Callable[[str, Any], Any]
 
 @contextmanager
 def connect(at: Connection) -> Iterator[RpcCaller]:
-    """A connection that calls RPCs of upstream's interface and of ours. Refused when a file is missing."""
+    """Connect for RPCs of upstream's and our interface. Raises Refused if a file is missing."""
     import grpc
 
     from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
@@ -120,7 +120,7 @@ def connect(at: Connection) -> Iterator[RpcCaller]:
 
 
 def call(at: Connection, rpc: str, request: Any) -> Any:
-    """The reply of a single RPC, on a connection of its own."""
+    """Open a connection for a single RPC and return the reply."""
     with connect(at) as call_rpc:
         return call_rpc(rpc, request)
 
@@ -133,10 +133,10 @@ def emit_messages(
     *,
     tenant: str | None = None,
 ) -> None:
-    """Print protobuf messages: a row each, or as JSON or YAML.
+    """Print protobuf messages as a table with a row each, or as JSON or YAML.
 
-    `tenant`: they are those of this organisation. That it has none is printed on standard error: a misspelt
-    organisation would look like an empty one.
+    `tenant` is the organisation that was listed. An empty result is reported on standard error with its name,
+    because a misspelt organisation would look like an empty one.
     """
     emit([as_dict(message) for message in found], output, lambda: columns(heads, map(row, found)))
     if tenant and not found:
@@ -144,14 +144,14 @@ def emit_messages(
 
 
 def as_dict(message: Any) -> dict[str, Any]:
-    """A message as JSON has it, with the field names of the wire; 64-bit numbers are text."""
+    """A message as JSON with the field names of the wire. 64-bit numbers are text."""
     from google.protobuf.json_format import MessageToDict
 
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def timestamp(at: datetime | None) -> Any:
-    """A time as a message; UTC without a zone. None stays None."""
+    """A time as a message, or None for None. A time without a zone is UTC."""
     from google.protobuf.timestamp_pb2 import Timestamp
 
     if at is None:
@@ -162,22 +162,22 @@ def timestamp(at: datetime | None) -> Any:
 
 
 def utc_time(seconds: float) -> str:
-    """A time as tables show it."""
+    """A time in the format of tables."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def id_pages(ids: Sequence[Any]) -> list[Sequence[Any]]:
-    """`ids` in parts of the size that the server takes in a call."""
+    """Split `ids` into pages that the server accepts in one call."""
     return [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
 
 
 def send_order(at: Place, rpc: str, request: Any) -> None:
-    """Call an RPC of our interface whose reply is a sentence, and print it."""
+    """Call an RPC of our interface that replies with a sentence, and print the sentence."""
     report(call(at, rpc, request).message, at.output)
 
 
 def find_machine(call_rpc: RpcCaller, name: str) -> Any:
-    """The one machine that a name of any form means."""
+    """The only machine that `name` matches, in any form of a name."""
     from rackloom.carve.admin import forge_pb2 as pb
 
     request = pb.MachinesByIdsRequest()
@@ -190,7 +190,7 @@ def find_machine(call_rpc: RpcCaller, name: str) -> Any:
 
 
 def order_tray(at: Place, rpc: str, name: str, reason: str) -> None:
-    """Call an RPC about the tray that a name of any form means, and print its sentence."""
+    """Call an RPC for the tray that `name` matches in any form, and print the sentence of the reply."""
     from rackloom.carve.admin import operator_pb2 as ours
 
     with connect(at) as call_rpc:
@@ -199,7 +199,7 @@ def order_tray(at: Place, rpc: str, name: str, reason: str) -> None:
 
 
 def report(message: str, output: Format, **fields: str) -> None:
-    """Print what was done, as a sentence; JSON and YAML have it with `fields`."""
+    """Print the outcome as a sentence, or as JSON or YAML with `fields`."""
     emit({"message": message, **fields}, output, lambda: message)
 
 
@@ -231,7 +231,7 @@ def _call_rpc(method: Any, request: Any) -> Any:
 
 
 app = App(name="admin", help="Operate a site: switch controllers, machines, partitions, plans.")
-# Named here and imported when one is called: the others' imports would cost every command its time.
+# Each module is imported when its command is called: every command would pay for the imports of the others.
 _COMMANDS = {
     "endpoint": ("admin_inventory:endpoint", "Switch controllers, by the chassis they speak for."),
     "browse": ("admin_inventory:browse", "Print what a controller itself answers, as JSON."),

@@ -1,8 +1,7 @@
 """`rackloom admin audit export`: the audit log as JSON lines, oldest entries first.
 
-The entries are read in parts, so neither the site nor this command holds more than one part. A command
-that was interrupted goes on with `--after` and the id of its last line. `--follow` waits for new
-entries.
+The entries are read in pages, so neither the site nor this command holds more than one page. To continue
+after an interruption, pass the id of the last line as `--after`. `--follow` waits for new entries.
 """
 
 import sys

@@ -1,10 +1,10 @@
 """`rackloom admin import nico plan|apply|rollback`: takeover of a site that NICo has run.
 
-`plan` reads NICo over REST, and its admin gRPC where one is given, and our site over the admin interface. It
-writes a plan into a file that only its owner may read, prints it, and changes nothing. `apply` sends the
-steps to the site one by one; interrupted anywhere, it is repeated. `rollback` undoes them in reverse order.
-Neither changes a partition. A domain stays paused where the site would change the fabric afterwards; the
-exit code is 1 then.
+`plan` reads NICo over REST, also over its admin gRPC if one is given, and our site over the admin
+interface. It writes a plan into a file that only its owner may read, prints it, and changes nothing. `apply`
+sends the steps to the site one by one. It can be repeated after any interruption. `rollback` undoes the steps
+in reverse order. Neither changes a partition. If the site would change the fabric afterwards, the domain
+stays paused and the exit code is 1.
 """
 
 import os
@@ -61,7 +61,7 @@ from rackloom.runtime.foreign_text import decode_json
 
 OWNER_ONLY = 0o600
 SHOWN_LENGTH = 80
-"""Two uuids fit: a domain, and the logical partition in the name of its partition."""
+"""Enough for two uuids: a domain, and the logical partition in the name of its partition."""
 
 app = App(name="import", help="Take over what another control plane has run.")
 nico = App(name="nico", help="Take over from NVIDIA Infra Controller (NICo).")
@@ -100,7 +100,7 @@ def plan(
     nico_admin_key: Annotated[Path | None, Parameter(help="Key of our certificate for it (PEM).")] = None,
     at: Place = HERE,
 ) -> None:
-    """Read NICo and our site, and write what an import would do. Nothing is changed."""
+    """Read NICo and our site, and write an import plan. Nothing is changed."""
     tenants = [_reader(entry, token_file) for entry in org]
     if not tenants or len({reader.org for reader in tenants}) < len(tenants):
         raise Misuse("each organisation is to be named once", nearest_fix="give --org NAME for each")
@@ -129,7 +129,7 @@ def plan(
 @nico.command(name="apply")
 @admin_command
 def apply(file: PlanFile, *, at: Place = HERE) -> int:
-    """Create the records of a plan and adopt its partitions. The fabric is not touched. Repeat it at will."""
+    """Create the records of a plan and adopt its partitions. The fabric is not touched. Safe to repeat."""
     made = _read_plan(file)
     with connect(at) as call_rpc:
         _check_site(made, _read_site(call_rpc))
@@ -139,7 +139,7 @@ def apply(file: PlanFile, *, at: Place = HERE) -> int:
 @nico.command(name="rollback")
 @admin_command
 def rollback(file: PlanFile, *, at: Place = HERE) -> int:
-    """Remove what the import of a plan created, and give up its partitions. The fabric is not touched."""
+    """Remove the records that `apply` created, and give up the partitions. The fabric is not touched."""
     made = _read_plan(file)
     with connect(at) as call_rpc:
         site = _read_site(call_rpc)
@@ -168,7 +168,7 @@ def _reader(entry: str, common: Path | None) -> NicoReader:
 
 
 def _with_admin_records(reading: NicoReading, call_rpc: RpcCaller) -> NicoReading:
-    """The reading with the places of machines, and the physical partitions in NICo's records."""
+    """Add the places of machines and the physical partitions in NICo's records to a reading."""
     ids = call_rpc("FindMachineIds", pb.MachineSearchConfig()).machine_ids
     requests = [pb.MachinesByIdsRequest(machine_ids=page) for page in id_pages(ids)]
     places = [found for request in requests for found in call_rpc("FindMachinesByIds", request).machines]
@@ -204,7 +204,7 @@ def _read_site(call_rpc: RpcCaller) -> SiteReading:
 
 
 def _write_plan(file: Path, made: TakeoverPlan) -> None:
-    """Write a new file that only its owner may read: user data of instances may hold secrets of tenants.
+    """Write a new file that only its owner may read: user data of instances may contain tenants' secrets.
 
     An older plan is not overwritten, because a rollback needs it.
     """
@@ -287,7 +287,7 @@ def _plan_text(made: TakeoverPlan) -> str:
 
 
 def _short(name: str) -> str:
-    """A name for people: NICo's names of partitions list the GUIDs of all members."""
+    """Shorten a name for display: NICo's partition names list the GUIDs of all members."""
     return name if len(name) <= SHOWN_LENGTH or " " in name else f"{name[:SHOWN_LENGTH]}..."
 
 

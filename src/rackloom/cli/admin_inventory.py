@@ -1,10 +1,9 @@
-"""`rackloom admin endpoint|browse|credential|machine|instance`: what the site consists of.
+"""`rackloom admin endpoint|browse|credential|machine|instance`: the inventory of the site.
 
-Endpoints say which switch controller speaks for which chassis. `browse` prints what a controller itself
-answers. Credentials go into the site's secret provider. Machines are listed, imported from a file (all of
-them or none), deleted, and compared with the GPUs that their controller shows. `instance` changes which
-logical partition each GPU of an instance joins; the list given is the whole desired state, so a GPU that
-is not in it is detached.
+An endpoint names the switch controller of a chassis. `browse` prints a controller's own answers. Credentials
+go into the site's secret provider. Machines are listed, imported from a file (all of them or none), deleted,
+and compared with the GPUs that their controller shows. `instance` changes which logical partition each GPU of
+an instance joins. The given list is the whole desired state, so a GPU that is not in it is detached.
 """
 
 import sys
@@ -59,7 +58,7 @@ PasswordKind = Annotated[
 def endpoint_show(
     *, chassis_serial: Annotated[str | None, Parameter(help="Only this chassis.")] = None, at: Place = HERE
 ) -> None:
-    """Show which controller speaks for which chassis."""
+    """List the switch controller of each chassis."""
     rows = [
         (entry.chassis_serial, str(controller_kind(entry.endpoint)), entry.endpoint)
         for entry in call(at, "ListNvlinkNmxcEndpoints", Empty()).entries
@@ -70,7 +69,7 @@ def endpoint_show(
 
 
 def _add_put_command(verb: str, help_text: str) -> None:
-    """`create` and `update` have the same parameters, and differ in the RPC alone."""
+    """`create` and `update` have the same parameters. Only the RPC differs."""
 
     @admin_command
     def put(*, chassis_serial: Serial, url: Url, kind: ControllerKindName = None, at: Place = HERE) -> None:
@@ -91,7 +90,7 @@ _add_put_command("update", "Give a chassis another controller, or another addres
 @endpoint.command(name="delete")
 @admin_command
 def endpoint_delete(*, chassis_serial: Serial, at: Place = HERE) -> None:
-    """Stop speaking to the controller of a chassis; what it told turns unknown."""
+    """Disconnect from the controller of a chassis. The state that it reported becomes unknown."""
     call(at, "DeleteNvlinkNmxcEndpoint", pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=chassis_serial))
     report(f"deleted {chassis_serial}", at.output, chassis_serial=chassis_serial)
 
@@ -106,7 +105,7 @@ def browse(
     gpu_uid: Annotated[str, Parameter(help="Fabric GUID for gpu-info, decimal or 0x hexadecimal.")] = "0",
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
-    """Print what a controller itself answers, as JSON."""
+    """Print a controller's own answer as JSON."""
     with connect(at) as call_rpc:
         print(browse_controller(call_rpc, chassis_serial, operation, int(gpu_uid, 0)))
 
@@ -122,7 +121,7 @@ def credential_add(
     ] = None,
     at: Place = HERE,
 ) -> None:
-    """Keep the name and password of a controller in the site's secret provider."""
+    """Store the name and password of a controller in the site's secret provider."""
     request = pb.CredentialCreationRequest(
         credential_type=pb.NmxM, username=username, password=_read_password(password_file)
     )
@@ -133,13 +132,13 @@ def credential_add(
 @credential.command(name="delete")
 @admin_command
 def credential_delete(kind: PasswordKind, *, at: Place = HERE) -> None:
-    """Forget the name and password of a controller."""
+    """Delete the stored name and password of a controller."""
     call(at, "DeleteCredential", pb.CredentialDeletionRequest(credential_type=pb.NmxM))
     report(f"forgot the credential of {kind}", at.output, kind=kind)
 
 
 def browse_controller(call_rpc: RpcCaller, chassis_serial: str, operation: str, gpu_uid: int) -> str:
-    """What a controller answers, as JSON."""
+    """A controller's answer as JSON."""
     name = f"NMXC_BROWSE_OPERATION_{operation.replace('-', '_').upper()}"
     number = pb.NmxcBrowseOperation.Value(name)
     request = pb.NmxcBrowseRequest(chassis_serial=chassis_serial, operation=number, gpu_uid=gpu_uid)
@@ -213,7 +212,7 @@ def machine_import(
     *,
     at: Place = HERE,
 ) -> None:
-    """Add the machines of a file (JSON or YAML); all of them or none."""
+    """Add all machines of a file (JSON or YAML), or none if one is refused."""
     records = [ours.MachineRecord(**msgspec.structs.asdict(record)) for record in _read_records(file)]
     reply = call(at, "ImportMachines", ours.ImportRequest(machines=records))
     rows = [(id_, result) for result in ("created", "unchanged") for id_ in getattr(reply, result)]
@@ -225,7 +224,7 @@ def machine_import(
 def machine_force_delete(
     *, machine_id: Annotated[str, Parameter(name="--machine", help="Machine id.")], at: Place = HERE
 ) -> int:
-    """Release what runs on a machine and forget the machine. Exit code 1: not done yet, ask again."""
+    """Release the workload of a machine and delete the machine. Exit code 1: not done yet, repeat it."""
     reply = call(at, "AdminForceDeleteMachine", pb.AdminForceDeleteMachineRequest(host_query=machine_id))
     if reply.all_done:
         report(f"deleted {machine_id}", at.output, machine=machine_id)
@@ -244,7 +243,7 @@ def machine_force_delete(
 def nvlink_info_show(
     machine_id: MachineId, *, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "json"
 ) -> None:
-    """Show the GPU mapping of a machine, and in which partition each GPU was last seen."""
+    """Show the GPU mapping of a machine, and the partition in which each GPU was last seen."""
     with connect(at) as call_rpc:
         found = find_machine(call_rpc, machine_id)
     observed = found.nvlink_status_observation if found.HasField("nvlink_status_observation") else None
@@ -265,7 +264,7 @@ def nvlink_info_populate(
     ] = False,
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
-    """Ask the controller for the GPU mapping of a machine and print it. The site does so by itself."""
+    """Read the GPU mapping of a machine from its controller now, as the site does regularly, and print it."""
     with connect(at) as call_rpc:
         found = find_machine(call_rpc, machine_id)
         known = found.nvlink_info
@@ -365,6 +364,6 @@ def _read_records(file: Path) -> list[_MachineRecord]:
     except OSError as error:
         raise Refused(f"{file} cannot be read: {file_error_text(error)}", nearest_fix=_RECORDS_FIX) from error
     except ValueError as error:
-        # Errors of YAML are drawn over lines.
+        # A YAML error spans several lines.
         message = " ".join(str(getattr(error, "reason", error)).split())
         raise Refused(f"{file} is not a list of machines: {message}", nearest_fix=_RECORDS_FIX) from error

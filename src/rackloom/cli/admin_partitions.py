@@ -1,10 +1,10 @@
 """`rackloom admin logical-partition|partition|plan|apply|domain|tray`: partitions and maintenance.
 
-Logical partitions are what tenants want; physical partitions are what the switch controllers show. A
-partition that was found has no owner until it is adopted or released. `plan` prints what would be done to
-a domain and does nothing; `apply` carries out a saved plan, and is refused when fabric or intent have
-changed since. A domain can be paused. A tray can be cordoned (nothing new is placed on it) or drained
-(its GPUs leave all partitions).
+Tenants create logical partitions. Physical partitions are the actual ones of the switch controllers. A
+discovered partition has no owner until it is adopted or released. `plan` prints the steps for a domain and
+changes nothing. `apply` carries out a saved plan, and refuses it if fabric or intent have changed since. A
+domain can be paused. A tray can be cordoned (nothing new is placed on it) or drained (its GPUs leave all
+partitions).
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def logical_create(
 @logical.command(name="delete")
 @admin_command
 def logical_delete(partition_id: Annotated[str, Parameter(help="Its id.")], *, at: Place = HERE) -> None:
-    """Begin to delete a logical partition that nothing refers to."""
+    """Begin to delete a logical partition that has no references."""
     request = pb.NVLinkLogicalPartitionDeletionRequest()
     request.id.value = partition_id
     call(at, "DeleteNVLinkLogicalPartition", request)
@@ -95,7 +95,7 @@ def partition_show(
     name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
     at: Place = HERE,
 ) -> None:
-    """Show physical partitions; those without a logical partition were found, and are nobody's."""
+    """Show physical partitions. Those without a logical partition were discovered and have no owner."""
     wanted = pb.NVLinkPartitionSearchFilter(tenant_organization_id=tenant, name=name)
     found = _find_partitions(at, "NVLinkPartition", wanted, partition_id)
     heads = ("ID", "NAME", "LOGICAL PARTITION ID", "NMX-C PARTITION ID", "NVLINK DOMAIN UUID")
@@ -127,7 +127,7 @@ def partition_adopt(
     ] = None,
     at: Place = HERE,
 ) -> None:
-    """Make a partition that was found that of a logical partition. No GPU moves."""
+    """Assign a discovered partition to a logical partition. No GPU moves."""
     if (logical_partition is None) == (tenant is None):
         raise Misuse("a partition is adopted for one of --logical-partition and --tenant")
     request = ours.AdoptRequest(
@@ -148,13 +148,13 @@ def partition_release(
     reason: Reason,
     at: Place = HERE,
 ) -> None:
-    """Let a partition that was found be taken apart."""
+    """Allow a discovered partition to be taken apart."""
     request = ours.ReleaseRequest(domain=domain, partition_name=name, reason=reason)
     send_order(at, "ReleasePartition", request)
 
 
 def _find_partitions(at: Connection, kind: str, wanted: Any, only: str | None) -> list[Any]:
-    """The partitions of a kind that a search filter finds, or the single one with the id `only` of them."""
+    """The partitions of a kind that match a search filter, or only the one with the id `only` of them."""
     with connect(at) as call_rpc:
         ids = [id_ for id_ in call_rpc(f"Find{kind}Ids", wanted).partition_ids if only in (None, id_.value)]
         if only is not None and not ids:
@@ -190,7 +190,7 @@ def plan(
     ] = None,
     at: Place = HERE,
 ) -> None:
-    """Show what would be done to a domain now; nothing is done."""
+    """Show the steps that are due in a domain. Nothing is changed."""
     text = call(at, "MakePlan", ours.PlanRequest(domain=domain)).plan
     if to is not None:
         try:
@@ -204,7 +204,7 @@ def plan(
 def apply(
     file: Annotated[Path, FILE, Parameter(help="What `rackloom admin plan --to` wrote.")], *, at: Place = HERE
 ) -> int:
-    """Carry out a plan. Refused when fabric or intent are no longer as the plan found them."""
+    """Carry out a plan. It is refused if fabric or intent have changed since the plan."""
     text = read_text(file, "write one with: rackloom admin plan --to FILE")
     outcomes = call(at, "ApplyPlan", ours.ApplyRequest(plan=text)).outcomes
     heads = ("OPERATION", "PARTITION", "RESULT", "MESSAGE")
@@ -218,7 +218,7 @@ def apply(
 def domain_show(
     domain: Annotated[str | None, Parameter(help="Only this one.")] = None, *, at: Place = HERE
 ) -> None:
-    """Show what is known of domains, which GPUs are blocked, and which trays get no instance."""
+    """Show the state of domains, the blocked GPUs, and the trays that get no instance."""
     found = call(at, "ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
     emit([as_dict(row) for row in found], at.output, lambda: _domains_table(found))
 
@@ -226,21 +226,21 @@ def domain_show(
 @domain.command(name="pause")
 @admin_command
 def domain_pause(domain: Domain, *, reason: Reason, at: Place = HERE) -> None:
-    """Do nothing to a domain until it is resumed; it is observed as ever."""
+    """Change nothing in a domain until it is resumed. Observation continues."""
     send_order(at, "PauseDomain", ours.DomainRequest(domain=domain, reason=reason))
 
 
 @domain.command(name="resume")
 @admin_command
 def domain_resume(domain: Domain, *, reason: Reason = "", at: Place = HERE) -> None:
-    """Work on a domain again."""
+    """Resume work on a domain."""
     send_order(at, "ResumeDomain", ours.DomainRequest(domain=domain, reason=reason))
 
 
 @tray.command(name="cordon")
 @admin_command
 def tray_cordon(machine_id: MachineId, *, reason: Reason, at: Place = HERE) -> None:
-    """Place nothing new on a tray; what runs there stays."""
+    """Place nothing new on a tray. Running instances stay."""
     order_tray(at, "CordonTray", machine_id, reason)
 
 
@@ -254,7 +254,7 @@ def tray_uncordon(machine_id: MachineId, *, reason: Reason = "", at: Place = HER
 @tray.command(name="drain")
 @admin_command
 def tray_drain(machine_id: MachineId, *, reason: Reason, at: Place = HERE) -> None:
-    """Take the GPUs of a tray out of all partitions. Its instance stays and is not Ready meanwhile."""
+    """Take the GPUs of a tray out of all partitions. Its instance stays, but is not Ready."""
     order_tray(at, "DrainTray", machine_id, reason)
 
 

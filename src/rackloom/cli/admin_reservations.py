@@ -1,7 +1,7 @@
-"""`rackloom admin reservation`: which trays wait for which organisation, and until when.
+"""`rackloom admin reservation`: trays that are kept for an organisation until a given time.
 
-A new reservation names its trays, or their instance type and number; then healthy empty trays are chosen,
-all in one NVLink domain unless `--span-domains` allows several. It ends by itself at its time.
+A new reservation names its trays, or their instance type and number. In the second case healthy empty trays
+are chosen, all in one NVLink domain unless `--span-domains` allows several. It expires at its end time.
 """
 
 from datetime import datetime
@@ -34,7 +34,7 @@ def reservation_list(
     tenant: Annotated[str, Parameter(name=("--tenant", "-t"), help="Only those of this organisation.")] = "",
     at: Place = HERE,
 ) -> None:
-    """List reservations, also those that have ended; those that end first come first."""
+    """List reservations in the order of their end, including expired ones."""
     request = ours.TrayReservationsRequest(tenant_organization_id=tenant)
     found = call(at, "ListTrayReservations", request).reservations
     heads = ("ID", "ORGANISATION", "UNTIL", "STATE", "TRAYS", "REASON", "BY")
@@ -86,7 +86,7 @@ def reservation_create(
 def reservation_delete(
     reservation: Annotated[str, Parameter(help="Reservation id.")], *, reason: Reason, at: Place = HERE
 ) -> None:
-    """Free the trays of a reservation now; instances on them stay."""
+    """Free the trays of a reservation now. Instances on them stay."""
     send_order(at, "DeleteTrayReservation", ours.TrayReservationDeletion(id=reservation, reason=reason))
 
 

@@ -1,8 +1,8 @@
-"""`rackloom claim`: what device claims get on given hardware, why not, templates, and checks.
+"""`rackloom claim`: allocate device claims on given hardware, explain refusals, make templates, check files.
 
-`template` prints a ResourceClaimTemplate that was allocated on fresh nodes of the hardware first. `check`
-finds what the API server accepts and the hardware does not, with file and line. `allocate` and `explain`
-run the allocator. `node-group` describes nodes that do not exist yet to an autoscaler. The work is in
+`template` prints a ResourceClaimTemplate that was first allocated on fresh nodes of the hardware. `check`
+finds mistakes that the API server accepts and the hardware does not, with file and line. `allocate` and
+`explain` run the allocator. `node-group` describes future nodes to an autoscaler. The work is in
 `claim_template`, `claim_check`, `claim_plan` and `claim_node_group`, which are imported when a command runs:
 the CEL library takes longer to load than help may take to print.
 """
@@ -37,15 +37,15 @@ def template(
 ) -> None:
     """Print a ResourceClaimTemplate for GPUs and NICs that belong together on this hardware.
 
-    It was allocated on fresh nodes of the hardware before it is printed, and the topology of what it got was
-    checked.
+    It is printed only after an allocation on fresh nodes of the hardware, with a check of the resulting
+    topology.
 
     Parameters
     ----------
     request
-        What a claim asks for.
+        The request of the claim.
     hardware
-        The hardware that a claim is for.
+        The hardware for the claim.
     """
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli.claim_template import template_text
@@ -58,21 +58,21 @@ def template(
 
 @with_common_flags
 def check(file: Files, *, profile: str | None = None, slices: Slices = None, output: Output = "table") -> int:
-    """Find traps in claims, templates and classes: what the API server takes and the hardware does not.
+    """Find traps in claims, templates and classes: the API server accepts them, but the hardware does not.
 
-    Selectors are run on the devices that they will meet, and claims are allocated. Exit code 1 if there is a
+    Selectors are run on the devices of the hardware, and claims are allocated. Exit code 1 if there is a
     trap.
 
     Parameters
     ----------
     file
-        Manifests to check; their classes, slices and nodes count.
+        Manifests to check, with their classes, slices and nodes.
     profile
-        A machine or rack of `rackloom topology list` for which the claims are meant. With slices: what is
-        known of the topology of the devices that they publish.
+        A machine or rack of `rackloom topology list` for which the claims are meant. With slices, it adds the
+        known topology of their devices.
     slices
-        ResourceSlices of the cluster (`kubectl get resourceslices,deviceclasses -o yaml`). With neither,
-        claims are checked against what the drivers are known to publish.
+        ResourceSlices of the cluster (`kubectl get resourceslices,deviceclasses -o yaml`). Without slices and
+        profile, claims are checked against all published machines.
     """
     from rackloom.cli import claim_check
 
@@ -84,7 +84,7 @@ def check(file: Files, *, profile: str | None = None, slices: Slices = None, out
 # `rackloom claim allocate` and `explain`.
 
 
-# The list of commands is plain text: loading the Markdown renderer takes longer than all the rest.
+# The list of commands is plain text: loading the Markdown renderer takes longer than everything else.
 app = App(
     name="claim", help="Claims for devices: what they would get here, and why not.", help_format="plaintext"
 )
@@ -121,19 +121,19 @@ def allocate_claims(
     mode: Literal["exact", "best"] = "exact",
     output: Output = "table",
 ) -> int:
-    """Allocate each claim as that of a pod of its own, on the first node that can serve it.
+    """Allocate each claim as if one pod used it, on the first node that can serve it.
 
-    What is remembered between claims takes up to 64 MiB beside the objects.
+    The cache for all claims takes up to 64 MiB in addition to the objects.
 
     Parameters
     ----------
     file
-        Manifests with claims or templates, or a directory of them; classes, slices and nodes count too.
-        Claims that have an allocation keep it.
+        Manifests with claims or templates, or a directory of them. Their classes, slices and nodes are used
+        too. Claims that have an allocation keep it.
     hardware
-        The hardware that a claim is for.
+        The hardware for the claims.
     nodes
-        How many nodes of the profile there are.
+        The number of nodes of the profile.
     mode
         exact: the devices that the upstream allocator would choose. best: the valid choice that takes
         preferred alternatives, breaks the fewest NUMA nodes, PCIe roots and NVLink cliques, packs
@@ -158,17 +158,17 @@ def explain_claims(
     nodes: NodeCount = 1,
     output: Output = "table",
 ) -> int:
-    """Account for every device of every node: what takes it away from each request, and what is left.
+    """Account for every device of every node: why each request cannot use it, and which devices are left.
 
     Parameters
     ----------
     file
-        Manifests with claims or templates, or a directory of them; classes, slices and nodes count too.
-        Claims that have an allocation hold their devices.
+        Manifests with claims or templates, or a directory of them. Their classes, slices and nodes are used
+        too. Claims that have an allocation hold their devices.
     hardware
-        The hardware that a claim is for.
+        The hardware for the claims.
     nodes
-        How many nodes of the profile there are.
+        The number of nodes of the profile.
     """
     from rackloom.cli import claim_plan
     from rackloom.core.allocate.explanation import render_explanation

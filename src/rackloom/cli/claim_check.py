@@ -1,7 +1,7 @@
-"""The work of `rackloom claim check`: files in, findings with file and line out.
+"""The work of `rackloom claim check`: read files, and report findings with file and line.
 
-The classes, slices and nodes of the files count, with those of the cluster where slices are given. With
-neither slices nor a profile, claims are checked against every published machine.
+The classes, slices and nodes come from the files, and from the cluster's slices if they are given. Without
+slices and profile, claims are checked against every published machine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class LocatedFinding(msgspec.Struct, frozen=True, kw_only=True):
 def located_findings(
     files: Sequence[Path], profile: str | None, slices: Sequence[Path]
 ) -> Iterator[LocatedFinding]:
-    """The findings of all claims, templates and classes in the files. Raises Refused where there is none."""
+    """The findings of all claims, templates and classes in the files. Raises Refused if there are none."""
     decoded = [(document, decode_object(document)) for path in files for document in read_documents(path)]
     checked = [
         (document, value)

@@ -1,9 +1,9 @@
 """`rackloom claim node-group`: the nodes of an empty group, for an autoscaler that simulates one.
 
-The node is one of the cluster that has such hardware (`--node`), or a profile. Two forms are printed: the
-template node with its slices, which a provider of Cluster Autoscaler or of Karpenter has to make in its own
-process, and the annotations that Cluster Autoscaler's Cluster API provider reads. docs/placement.md says
-what each of them reaches.
+The node is copied from a cluster node with such hardware (`--node`), or described by a profile. Two forms
+are printed: the template node with its slices, for a provider of Cluster Autoscaler or Karpenter that builds
+it in its process, and the annotations that Cluster Autoscaler's Cluster API provider reads. docs/placement.md
+describes the effect of each.
 """
 
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ def node_group(
     taint: Names = None,
     claims: Slices = None,
 ) -> int:
-    """Print what a new node of an empty group would have, so that an autoscaler starts it for claims.
+    """Describe a new node of an empty group, so that an autoscaler starts one for claims.
 
-    Exit code 1 if a claim of --claims would not be served by such a node.
+    Exit code 1 if such a node would not serve a claim of --claims.
 
     Parameters
     ----------
     name
-        Of the group; the template node is called so, and the MachineDeployment.
+        Name of the group, the template node and the MachineDeployment.
     hardware
         The hardware of the nodes: a profile, or the slices that --node publishes.
     node
@@ -54,15 +54,15 @@ def node_group(
     form
         template: a Node with its ResourceSlices. cluster-api: annotations of a MachineDeployment.
     cpu
-        CPUs of a node, such as 144; default: those of --node.
+        CPUs of a node, such as 144. Default: those of --node.
     memory
-        Memory of a node, such as 960Gi; default: that of --node.
+        Memory of a node, such as 960Gi. Default: that of --node.
     label
-        Labels of the nodes, KEY=VALUE; of --node, those that others of its kind have are taken too.
+        Labels of the nodes, KEY=VALUE. Those of --node that others of its kind have are added.
     taint
-        Taints of the nodes, KEY=VALUE:EFFECT, such as that of Slurm.
+        Taints of the nodes, KEY=VALUE:EFFECT, such as Slurm's.
     claims
-        Manifests with claims: whether such a node serves each, and whether the Cluster API provider knows.
+        Manifests with claims: report if such a node serves each, and if the Cluster API provider starts one.
     """
     from rackloom.core.allocate.driver_slices import GPU_DRIVER
     from rackloom.core.allocate.node_template import capacity_annotations, whole_gpus
@@ -156,7 +156,7 @@ def _fix_text(refused: Any) -> str:
 
 
 def _resources(known: Mapping[str, Any], cpu: str | None, memory: str | None) -> dict[str, str]:
-    """The resources of the node that the group is like. Values from the command line come first."""
+    """The resources of a template node. Values from the command line override those of the model node."""
     wanted = ("cpu", "memory", "ephemeral-storage", "pods")
     given = {"pods": _DEFAULT_PODS} | {key: str(known[key]) for key in wanted if key in known}
     return given | {key: value for key, value in (("cpu", cpu), ("memory", memory)) if value is not None}
@@ -206,7 +206,7 @@ def _slice_json(slice_: Any) -> dict[str, Any]:
 
 
 def _machine_deployment(name: str, annotations: Mapping[str, str]) -> dict[str, Any]:
-    """For a server-side apply: it has nothing but the annotations."""
+    """A MachineDeployment for a server-side apply: it has only the annotations."""
     return {
         "apiVersion": "cluster.x-k8s.io/v1beta2",
         "kind": "MachineDeployment",

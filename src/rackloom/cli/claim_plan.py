@@ -1,9 +1,9 @@
 """The work of `rackloom claim allocate` and `explain`: inputs from files, answers as tables.
 
-Claims, classes, slices and nodes come from the files; a profile adds the slices and classes that its
-drivers would publish, a cluster what it has. Without Node objects, the nodes are those that the slices
-name. A search ends after 10 s, the time for which kube-scheduler searches on one node. The exit code is 1
-where a claim was refused, or cannot be met on some node.
+Claims, classes, slices and nodes come from the files. A profile adds the slices and classes that its drivers
+would publish, and a cluster adds its own. Without Node objects, the nodes are those that the slices name. A
+search ends after 10 s, kube-scheduler's limit for one node. The exit code is 1 if a claim was refused or
+cannot be met on some node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ from rackloom.errors import Misuse, Refused
 
 DeviceKey = tuple[str, str, str]
 _SEARCH_SECONDS = 10.0
-"""As long as kube-scheduler searches on one node (filterTimeout)."""
+"""kube-scheduler's limit for one node (filterTimeout)."""
 _IDENTIFYING_ATTRIBUTES = ("rdmaDevice", "ifName", "pciBusID", "numaNode")
-"""Attributes by which people know a device."""
+"""Attributes by which people identify a device."""
 
 
 def allocate_all(found: Manifests, mode: SearchMode) -> tuple[PlacedClaim | RefusedClaim, ...]:
-    """Each claim on the first node that can serve it."""
+    """Allocate each claim on the first node that can serve it."""
     return allocate_each(
         found.nodes,
         found.classes,
@@ -46,7 +46,7 @@ def allocate_all(found: Manifests, mode: SearchMode) -> tuple[PlacedClaim | Refu
 
 
 def explain_all(found: Manifests) -> list[Explanation]:
-    """The accounts of each claim without an allocation, on every node."""
+    """Explain each claim without an allocation on every node."""
     fleet = Fleet(found.nodes, found.classes, found.slices)
     fleet.occupy([claim.status.allocation for claim in found.claims if claim.status.allocation is not None])
     holders = in_use_by(found.claims).holders
@@ -63,7 +63,7 @@ def explain_all(found: Manifests) -> list[Explanation]:
 
 
 def exit_code(found: Sequence[PlacedClaim | RefusedClaim | Explanation]) -> int:
-    """1 where a claim was refused, or cannot be met on some node."""
+    """1 if a claim was refused or cannot be met on some node, else 0."""
     refused = [
         bool(claim.fault or claim.conflict)
         if isinstance(claim, Explanation)
@@ -74,15 +74,15 @@ def exit_code(found: Sequence[PlacedClaim | RefusedClaim | Explanation]) -> int:
 
 
 def _deadline() -> Callable[[], bool]:
-    """True until the time for searches is over, from now."""
+    """A function that returns True until the search time, counted from now, is over."""
     until = monotonic() + _SEARCH_SECONDS
     return lambda: monotonic() < until
 
 
 def read_inputs(files: Sequence[Path], hardware: HardwareParameters, nodes: int) -> Manifests:
-    """The claims of the files, and the hardware: that of the files, of the cluster, and of `nodes` machines.
+    """The claims of the files, and the hardware of the files, the cluster and `nodes` machines.
 
-    Claims of the cluster count if they hold devices: those that wait there are others' to place.
+    Claims of the cluster count only if they hold devices. Its pending claims are left to its scheduler.
     """
     if hardware.is_live and hardware.profile is not None:
         raise Misuse(
@@ -111,7 +111,7 @@ def read_inputs(files: Sequence[Path], hardware: HardwareParameters, nodes: int)
 
 
 def _with_cluster(found: Manifests, cluster: Manifests) -> Manifests:
-    """Add the cluster's objects. A class or a claim of the files replaces that of the cluster."""
+    """Add the cluster's objects. A class or claim of the files replaces the cluster's object of that name."""
     classes = {klass.metadata.name for klass in found.classes}
     claims = {(claim.metadata.namespace, claim.metadata.name) for claim in found.claims}
     holders = (
@@ -142,7 +142,7 @@ def _node_names(resource_slice: ResourceSlice) -> list[str]:
 
 
 def allocation_page(found: Sequence[PlacedClaim | RefusedClaim], slices: Sequence[ResourceSlice]) -> str:
-    """What was placed as a table, then what was refused with the reasons."""
+    """A table of the placed claims, then the refused claims with the reasons."""
     placed = [answer for answer in found if isinstance(answer, PlacedClaim)]
     refused = [answer for answer in found if isinstance(answer, RefusedClaim)]
     parts = [_table(placed, slices)] if placed else []
@@ -174,7 +174,7 @@ def _table(placed: Sequence[PlacedClaim], slices: Sequence[ResourceSlice]) -> st
 
 
 def _cost_text(optimality: Optimality) -> str:
-    """`broken 1, apart 2 (proved best)`."""
+    """A cost as text: `broken 1, apart 2 (proved best)`."""
     if optimality.proved:
         how_good = "proved best"
     elif optimality.at_least is None:
@@ -186,7 +186,7 @@ def _cost_text(optimality: Optimality) -> str:
 
 
 def _fields_text(cost: Cost) -> str:
-    """The fields of a cost that are not zero, as text."""
+    """The non-zero fields of a cost as text."""
     fields = msgspec.structs.asdict(cost).items()
     return ", ".join(f"{name} {value}" for name, value in fields if value) or "no cost"
 

@@ -1,7 +1,7 @@
 """The work of `rackloom claim template`: the hardware, and the template as text.
 
-Without a profile, machines that are published with the same GPU addresses are tried too: they may know
-the topology that the slices leave out, and a refusal names them.
+Without a profile, published machines with the same GPU addresses are tried too. They may know the topology
+that the slices leave out, and a refusal names them.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from rackloom.errors import Misuse
 from rackloom.topology import profiles
 
 _YAML_WIDTH = 10_000
-"""Columns of YAML: an expression stays on one line."""
+"""Columns of YAML: wide enough to keep an expression on one line."""
 
 
 def template_text(request: TemplateParameters, hardware: HardwareParameters, output: str) -> str:
@@ -73,7 +73,7 @@ def _hardware_manifests(hardware: HardwareParameters) -> Manifests | None:
 
 
 def _matching_profiles(found: Manifests) -> Iterator[AlternativeInventory]:
-    """Profiles with GPUs at the addresses that the slices show: they may know the rest of the topology."""
+    """Profiles with GPUs at the addresses of the slices: they may know the rest of the topology."""
     stock = inventory_of_slices(found.slices, found.classes, found.nodes)
     seen = {gpu.pci_address for kind in stock.kinds for gpu in kind.machine.gpus} - {None}
     for name in profiles.machine_names():

@@ -1,16 +1,15 @@
-"""What commands share: their flags, how they print and read files, and parameters from the environment.
+"""Code that commands share: flags, printing, reading files, and parameters from the environment.
 
 Flags that several commands have are declared here, so that they have one name and one meaning: `-o`, `-f`,
-`-n`, `--kubeconfig`, `--context`. `with_common_flags` gives a command those that all have: `-q`, `-v`, and
-`--json` where it has `-o`.
+`-n`, `--kubeconfig`, `--context`. `with_common_flags` adds the flags that all commands have: `-q`, `-v`, and
+`--json` if the command has `-o`.
 
-What a command prints is of four kinds. Results go to standard output, whatever the flags (`emit`, `print`).
-`announce` prints what a program that goes on says of itself, to standard output, and `note` prints advice
-and progress, to standard error; `-q` leaves both out. Errors are raised.
+A command has four kinds of output. Results go to standard output, whatever the flags (`emit`, `print`).
+`announce` prints messages of a program that keeps running to standard output. `note` prints advice and
+progress to standard error. `-q` leaves both out. Errors are raised.
 
 `emit` prints a plain table for people, or JSON or YAML of the same value for programs. Tables are plain
-text: rich takes a quarter of the time that a local command may take, so it is used for progress bars
-only.
+text: rich takes a quarter of the time that a local command may take, so only progress bars use it.
 """
 
 import inspect
@@ -39,7 +38,7 @@ OUTPUT = Parameter(name=["--output", "-o"], help="How to print.")
 Output = Annotated[Format, OUTPUT]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 FILE = Parameter(name=["--file", "-f"])
-"""Of a file or several, which may also be given without the flag."""
+"""One file or several, which may also be given without the flag."""
 Files = Annotated[list[Path], FILE, Parameter(negative="", consume_multiple=True)]
 NAMESPACE = Parameter(name=["--namespace", "-n"])
 Kubeconfig = Annotated[
@@ -63,7 +62,7 @@ KubeContext = Annotated[
 
 
 def _added_flag(parameter: str, names: Sequence[str], text: str) -> inspect.Parameter:
-    """A flag as one more keyword parameter of a command."""
+    """A flag as an additional keyword parameter of a command."""
     described = Parameter(name=names, negative="", show_default=False, help=text)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(parameter, kind, default=False, annotation=Annotated[bool, described])
@@ -81,7 +80,7 @@ _AS_JSON = _added_flag("as_json", ["--json"], "The same as --output json.")
 
 
 def with_common_flags(function: Callable[P, T]) -> Callable[P, T]:
-    """The command with `-q` and `-v`, and with `--json` if it has `--output`. Raises Misuse when called."""
+    """Add `-q` and `-v` to a command, and `--json` if it has `--output`. Raises Misuse when called."""
     own = inspect.signature(function)
     added = (*((_AS_JSON,) if "output" in own.parameters else ()), *_EVERY_FLAG)
 
@@ -105,7 +104,7 @@ class _Speech:
 
     is_quiet = False
     is_for_programs = False
-    """Whether the result is printed in a format for programs."""
+    """True if the result is printed in a format for programs."""
 
 
 @contextmanager
@@ -138,15 +137,15 @@ def note(text: str) -> None:
 
 
 def shows_progress() -> bool:
-    """Whether a line that is written over and over may be shown.
+    """True if a line that is updated in place may be shown.
 
-    It is on a terminal, unless `-q` was given, or a format for programs.
+    Requires a terminal, no `-q`, and no output format for programs.
     """
     return sys.stderr.isatty() and not _Speech.is_quiet and not _Speech.is_for_programs
 
 
 def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """The items one by one. A terminal shows after a second how many are done and how long the rest takes."""
+    """The items one by one. After a second, a terminal shows the number done and the remaining time."""
     with progress(what, len(items)) as step:
         for item in items:
             yield item
@@ -155,10 +154,10 @@ def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """A function to call for each of the `total` that are done (None: nobody knows how many there will be).
+    """A function to call after each of `total` items. `total` is None if the number is unknown.
 
-    A terminal shows after a second, and then each second, how many are done; also if the function is not
-    called meanwhile. At the end the line is cleared.
+    After the first second, a terminal shows the number done and updates it every second, even if the
+    function is not called. At the end the line is cleared.
     """
     if not shows_progress():
         yield _count_nothing
@@ -180,7 +179,7 @@ def _count_nothing() -> None:
 
 
 class _ProgressLine:
-    """The last line of a terminal, written again every second by a thread."""
+    """The last line of a terminal, which a thread updates every second."""
 
     shown_now: "_ProgressLine | None" = None
 
@@ -217,7 +216,7 @@ class _ProgressLine:
 
 @contextmanager
 def beside_progress() -> Iterator[None]:
-    """Within the context lines may be printed: the line of progress is not there."""
+    """Clear the progress line for the duration of the context, so that other lines may be printed."""
     line = _ProgressLine.shown_now
     if line is None:
         yield
@@ -228,9 +227,9 @@ def beside_progress() -> Iterator[None]:
 
 
 def progress_text(done: int, total: int | None, what: str, seconds: float) -> str:
-    """How many there are, and where some are how fast they come and when the last will have.
+    """The number done. If it is above 0, also the rate and the expected end.
 
-    Without a total, `what` alone is what is being done.
+    Without a total, the text before the first item is `what` with the elapsed time.
     """
     if total is None and done <= 0:
         return f"{what} ({seconds:.0f} s)"
@@ -249,7 +248,7 @@ _CLEARED_LINE = "\r\x1b[K"
 
 
 def announce(text: str) -> None:
-    """Print what a program that goes on says of itself, unless `-q` was given."""
+    """Print a message of a program that keeps running, unless `-q` was given."""
     if not _Speech.is_quiet:
         print(text, flush=True)
 
@@ -258,7 +257,7 @@ def announce(text: str) -> None:
 
 
 def emit(value: object, output: Format, table: Callable[[], str]) -> None:
-    """Print `value` (anything msgspec can encode) as JSON or YAML, or what `table` returns."""
+    """Print `value` (anything msgspec can encode) as JSON or YAML, or print the text that `table` returns."""
     print(table() if output == "table" else data_text(value, output))
 
 
@@ -287,7 +286,7 @@ def columns(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def read_text(file: Path, fix: str) -> str:
-    """The content of a file that an option names. Raises Refused with `fix` where it cannot be read."""
+    """The content of a file that an option names. Raises Refused with `fix` if it cannot be read."""
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -300,5 +299,5 @@ def env_parameter(name: str) -> Parameter:
 
 
 def split_names(names: str) -> tuple[str, ...]:
-    """Names that one variable gives with commas between."""
+    """Split the comma-separated names of one variable."""
     return tuple(name.strip() for name in names.split(",") if name.strip())

@@ -1,7 +1,7 @@
-"""`rackloom completion`: the script by which a shell completes commands, options, values and names.
+"""`rackloom completion`: the script with which a shell completes commands, options, values and names.
 
-cyclopts makes it from the commands. Names of a tenant's objects are not in it: for those the script calls
-`rackloom`, which asks the site.
+cyclopts makes it from the commands. It does not contain the names of a tenant's objects: the script calls
+`rackloom` for those, which requests them from the site.
 """
 
 from typing import Literal
@@ -11,7 +11,7 @@ from rackloom.cli.common import with_common_flags
 
 @with_common_flags
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
-    """Print the completion of a shell.
+    """Print the completion script for a shell.
 
     bash: `rackloom completion bash > ~/.local/share/bash-completion/completions/rackloom`.
     zsh: `rackloom completion zsh > DIRECTORY/_rackloom`, for a directory of `$fpath`.

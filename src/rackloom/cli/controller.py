@@ -1,7 +1,7 @@
 """`rackloom controller`, `webhook`, `webhook-certificates` and `crds`: the control plane on Kubernetes.
 
 Almost every option may be set by an environment variable, which is how a Deployment configures them. The
-controller's options fall into four groups: where it runs, the IMEX daemons that it creates, how
+controller's options form four groups: where it runs, the IMEX daemons that it creates, how
 ComputeDomains are isolated, and the timing of gangs. `app.controller` and `app.webhook` are imported when
 a command runs.
 """
@@ -32,19 +32,19 @@ class DaemonParameters:
     """The pods of IMEX daemons."""
 
     image: Annotated[str, env_parameter("IMAGE_NAME")]
-    "Image of the IMEX daemons' pods; in a cluster, the one this runs from."
+    "Image of the IMEX daemons' pods. In a cluster, give the image of this program."
     max_nodes_per_imex_domain: Annotated[int, env_parameter("MAX_NODES_PER_IMEX_DOMAIN")] = 18
-    "How many nodes of one clique an IMEX domain can hold."
+    "The maximum number of nodes of one clique in an IMEX domain."
     daemon_pull_secrets: Annotated[str, env_parameter("CD_DAEMON_IMAGE_PULL_SECRET_NAMES")] = ""
     "Names of image pull secrets, separated by commas."
     daemon_log_verbosity: Annotated[int, env_parameter("LOG_VERBOSITY_CD_DAEMON")] = 4
-    "Passed to the daemons."
+    "Log verbosity of the daemons."
     daemon_authentication: Annotated[bool, env_parameter("IMEX_AUTHENTICATION")] = True
     "Mutual TLS between the daemons of a ComputeDomain."
     daemon_imex_settings: Annotated[str, env_parameter("CD_DAEMON_IMEX_SETTINGS")] = ""
     (
         "Settings of nvidia-imex as NAME=VALUE, separated by commas: LOG_LEVEL, IMEX_WAIT_FOR_QUORUM and"
-        " IMEX_NODE_DISCONNECTED_GRACE_TIME. For ComputeDomains made from then on."
+        " IMEX_NODE_DISCONNECTED_GRACE_TIME. They apply to new ComputeDomains."
     )
     daemon_priority_class: Annotated[str | None, env_parameter("CD_DAEMON_PRIORITY_CLASS")] = None
     "Priority class of the daemons' pods."
@@ -53,10 +53,10 @@ class DaemonParameters:
     daemon_memory: Annotated[str, env_parameter("CD_DAEMON_MEMORY")] = "128Mi"
     "Memory that a daemon requests."
     daemon_guaranteed: Annotated[bool, env_parameter("CD_DAEMON_GUARANTEED")] = False
-    "Limit daemons to what they request, which makes them the last to be evicted."
+    "Limit daemons to their requests, so that they are the last to be evicted."
 
     def settings(self) -> "ImexDaemonSettings":
-        """The same, for the controller. Raises Refused for settings that nvidia-imex is not to be given."""
+        """The settings for the controller. Raises Refused for settings that Rackloom does not pass on."""
         from rackloom.core.domains.imex_settings import read_imex_settings
         from rackloom.core.domains.settings import ImexDaemonSettings
 
@@ -76,21 +76,21 @@ class DaemonParameters:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DomainParameters:
-    """Where daemons run and how ComputeDomains are isolated."""
+    """The namespaces of IMEX daemons, and how ComputeDomains are isolated."""
 
     daemon_namespace: Annotated[str, env_parameter("IMEX_NAMESPACE")] = "rackloom-imex"
-    "Where IMEX daemons run, with their certificates: a namespace in which nothing else does."
+    "Namespace of the IMEX daemons and their certificates. Nothing else may run in it."
     additional_namespaces: Annotated[str, env_parameter("ADDITIONAL_NAMESPACES")] = ""
     (
-        "Where earlier installations left daemons, separated by commas. Those keep running until their"
-        " ComputeDomain is deleted; new ones are never made there."
+        "Namespaces with daemons of earlier installations, separated by commas. Those keep running until"
+        " their ComputeDomain is deleted. No new ones are created there."
     )
     mode: Annotated[Literal["driverManaged", "hostManaged"], env_parameter("IMEX_MODE")] = "driverManaged"
-    "Who runs nvidia-imex: the driver, one per ComputeDomain, or the host."
+    "The driver runs one nvidia-imex per ComputeDomain (driverManaged), or the host runs one (hostManaged)."
     isolation: Annotated[Literal["domain", "channel"], env_parameter("IMEX_ISOLATION")] = "domain"
     (
-        "What a job gets: its own IMEX domain (domain), or a channel of a shared one (channel). The label"
-        " rackloom.dev/imex-isolation of nodes and ComputeDomains overrides it."
+        "Each job gets its own IMEX domain (domain), or a channel of a shared one (channel). The label"
+        " rackloom.dev/imex-isolation of nodes and ComputeDomains overrides this."
     )
 
 
@@ -100,21 +100,21 @@ class GangParameters:
     """Whole-rack jobs and their timing."""
 
     gang_max_spares: Annotated[int, env_parameter("GANG_MAX_SPARES")] = 8
-    "Spare trays that all whole-rack jobs of a namespace may keep together; 0 for none."
+    "Maximum number of spare trays for all whole-rack jobs of a namespace together, 0 for none."
     gang_clique_label: Annotated[str, env_parameter("GANG_CLIQUE_LABEL")] = "nvidia.com/gpu.clique"
-    "Label of nodes that says which of them share memory over NVLink."
+    "Node label that has the same value on all nodes that share memory over NVLink."
     gang_settle: Annotated[float, env_parameter("GANG_SETTLE_SECONDS")] = 2.0
-    "Seconds between the reservation of trays and the check that no other pod was bound to them meanwhile."
+    "Seconds from the reservation of trays to the check that no other pod was bound to them in between."
     gang_lost_after: Annotated[float, env_parameter("GANG_LOST_AFTER_SECONDS")] = 300.0
     "Seconds after which a tray that is not ready counts as lost, and its members move."
     gang_bind_after: Annotated[float, env_parameter("GANG_BIND_AFTER_SECONDS")] = 120.0
-    "Seconds after which an ungated member that is not bound is looked into."
+    "Seconds after which an ungated member that is not bound is examined."
     gang_retry: Annotated[float, env_parameter("GANG_RETRY_SECONDS")] = 15.0
-    """Least seconds between two attempts to place a job that does not fit. It is tried after changes that
-    make room, and after 20 times this."""
+    """Minimum seconds between two attempts to place a job that does not fit. An attempt follows each change
+    that makes room, and a wait of 20 times this."""
 
     def settings(self) -> "GangSettings":
-        """The same, for the controller. Raises Refused for values that make no sense."""
+        """The settings for the controller. Raises Refused for invalid values."""
         from rackloom.core.gangs.snapshot import GangSettings, checked_gang_settings
 
         return checked_gang_settings(
@@ -150,19 +150,19 @@ def controller(
     daemon
         The pods of IMEX daemons.
     domains
-        Where daemons run and how ComputeDomains are isolated.
+        The namespaces of IMEX daemons, and how ComputeDomains are isolated.
     gangs
         Whole-rack jobs and their timing.
     kueue_checks
-        Decide AdmissionChecks of Kueue whose controller is rackloom.dev/placement (docs/kueue.md).
+        Decide AdmissionChecks of Kueue that name rackloom.dev/placement as controller (docs/kueue.md).
     kueue_quota
-        Which ComputeDomains need quota of Kueue: none, those labelled with a queue, or all (docs/kueue.md).
+        ComputeDomains that need quota of Kueue: none, those labelled with a queue, or all (docs/kueue.md).
     namespace
-        Namespace of this program, for the election.
+        Namespace of this program, for the leader election.
     listen
         HOST:PORT of /metrics and /healthz.
     pod
-        Name of this pod, for the election.
+        Name of this pod, for the leader election.
     """
     from rackloom.app.controller import ControllerOptions, run_controller
     from rackloom.core.cluster.names import ImexIsolation, ImexMode
@@ -200,22 +200,22 @@ def webhook(
     kubeconfig: Kubeconfig = None,
     context: KubeContext = None,
 ) -> None:
-    """Validate device configs, keep the pods of a ComputeDomain together, and hold back those that are early.
+    """Validate device configs, keep the pods of a ComputeDomain together, and hold back early pods.
 
     Parameters
     ----------
     namespace
-        Namespace of this program: its certificate is read there, and nothing in it is changed or refused.
+        Namespace of this program. Its certificate is read there. Objects in it are never changed or refused.
     daemon_namespace
-        Where IMEX daemons run, as the controller has it; nothing in it is changed or refused either.
+        Namespace of IMEX daemons, as set for the controller. Objects in it are never changed or refused.
     mode
-        Whether what is wrong is a warning or a denial.
+        Warn about invalid objects, or deny them.
     isolation
-        What a ComputeDomain without the label rackloom.dev/imex-isolation gets; as the controller has it.
+        Isolation of a ComputeDomain without the label rackloom.dev/imex-isolation, as set for the controller.
     listen
         HOST:PORT of HTTPS.
     pod
-        Name of this pod, for the election.
+        Name of this pod, for the leader election.
     """
     from rackloom.app.webhook import WebhookOptions, run_webhook
     from rackloom.claim.cluster.admission.reviews import AdmissionMode
@@ -240,9 +240,9 @@ def webhook_certificates(
     kubeconfig: Kubeconfig = None,
     context: KubeContext = None,
 ) -> None:
-    """Issue the webhook's certificate if it is due, and have the API server trust its authority.
+    """Issue the webhook's certificate if it is due, and make the API server trust its authority.
 
-    A Job does this under a separate account, so that the webhook needs no right to change webhook
+    A Job runs this under a separate account, so that the webhook needs no right to change webhook
     configurations.
 
     Parameters
@@ -261,7 +261,7 @@ def webhook_certificates(
 def crds() -> None:
     """Print the CustomResourceDefinitions that the controller needs, as YAML.
 
-    `rackloom crds | kubectl apply --server-side -f -` installs or upgrades them. They are those of
+    `rackloom crds | kubectl apply --server-side -f -` installs or upgrades them. They are the same as in
     deploy/kubernetes/base.
     """
     import yaml

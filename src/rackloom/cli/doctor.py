@@ -1,7 +1,7 @@
-"""`rackloom doctor`: what is wrong over all layers, with evidence and a command that mends it.
+"""`rackloom doctor`: find problems in all layers, with evidence and a command that fixes each.
 
-Exit code 1 if anything is wrong or unknown. If the examination fails, the textfile for Prometheus says
-so: a monitor must not keep reading an old success.
+Exit code 1 if anything is wrong or unknown. If the examination fails, the textfile for Prometheus reports the
+failure: a monitor must not keep reading an old success.
 """
 
 from pathlib import Path
@@ -57,34 +57,34 @@ def doctor(
 ) -> int:
     """Examine a site over all layers: switch fabrics, tenants' records, the cluster, measured transfers.
 
-    Nothing is changed. Exit code 0 if everything that was read is as it should be, 1 if anything is wrong or
-    unknown. JSON and YAML are an object with `ok`, `simulated` and `findings`.
+    Nothing is changed. Exit code 0 if everything is as it should be, 1 if anything is wrong or unknown.
+    JSON and YAML are an object with `ok`, `simulated` and `findings`.
 
     Parameters
     ----------
     home
-        Home of a `rackloom up`, running or not; default: the one that `rackloom up` uses. Its `kubeconfig`
+        Home of a `rackloom up`, running or not. Default: the one that `rackloom up` uses. Its `kubeconfig`
         and `transfers` are examined too.
     config
-        TOML file of a `rackloom serve`; its database is read, and the cluster and transfers that it names.
+        TOML file of a `rackloom serve`. Its database is read, with the cluster and transfers that it names.
     cluster
-        The cluster of the current kubeconfig, in place of the configured one; alone, only the cluster is
-        examined. `kubectl rackloom doctor` does so where nothing is named.
+        The cluster of the current kubeconfig, in place of the configured one. Alone, only the cluster is
+        examined. This is the default of `kubectl rackloom doctor`.
     transfers
         Directory with records that `rackloom transfer run --save` wrote, in place of the configured one.
     namespace
-        Where the controller runs IMEX daemons: what pods elsewhere say of IMEX counts for nothing. Default:
-        what the configuration says, else rackloom-imex.
+        Namespace in which the controller runs IMEX daemons. IMEX reports of pods elsewhere are ignored.
+        Default: the configured namespace, else rackloom-imex.
     sysroot
-        Where a GPU host's own / is seen, such as /host in a pod; default: this host, where NVIDIA's driver is
-        loaded. Alone, only that host is examined.
+        Path of a GPU host's own /, such as /host in a pod. Default: this host, if NVIDIA's driver is loaded.
+        Alone, only that host is examined.
     textfile
         Also write the result for the textfile collector of Prometheus' node exporter.
     evidence
-        Print the results of an acceptance suite instead: ncp is NVIDIA's for cloud partners.
+        Print the results of an acceptance suite instead. ncp is NVIDIA's suite for cloud partners.
     runbook
-        Examine nothing, and print the runbook of this name: what such a finding means, how to see it, how to
-        mend it. Each finding names its own.
+        Examine nothing, and print the runbook of this name: the meaning of a finding, how to see it, and how
+        to fix it. Each finding names its runbook.
     """
     if runbook is not None:
         return _print_runbook(runbook, output)
@@ -103,7 +103,7 @@ def doctor(
         namespace=namespace,
         sysroot=sysroot,
     )
-    # A large site is millions of objects and no cycle: looking for one takes a fifth of the time.
+    # A large site has millions of objects and no cycles. A search for cycles takes a fifth of the time.
     gc.disable()
     try:
         examined = diagnose(sources, progress)

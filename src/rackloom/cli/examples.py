@@ -1,4 +1,4 @@
-"""`rackloom examples`: the manifests and scripts that the documentation works with, as files to change."""
+"""`rackloom examples`: the manifests and scripts of the documentation, as files to edit."""
 
 import shutil
 from pathlib import Path
@@ -10,12 +10,12 @@ from rackloom.runtime.shipped_files import shipped_path
 
 @with_common_flags
 def examples(directory: Path = Path("examples"), /) -> None:
-    """Write the examples of the documentation into a directory, and print what each is.
+    """Write the examples of the documentation into a directory, and print a line about each.
 
     Parameters
     ----------
     directory
-        A directory that does not exist yet; nothing is overwritten.
+        The directory to create. An existing one is refused.
     """
     try:
         shutil.copytree(shipped_path("examples"), directory)

@@ -1,7 +1,7 @@
 """`rackloom imex run`: the IMEX daemon of a ComputeDomain on one node.
 
-Node, pod and ComputeDomain come from the environment that the device plugin and the DaemonSet make; the
-options name the daemon's files and programs, and how peers are named.
+Node, pod and ComputeDomain come from the environment that the device plugin and the DaemonSet set. The
+options give the daemon's files and programs, and how it names peers.
 """
 
 from pathlib import Path
@@ -41,20 +41,20 @@ def run(
     """Join the clique of this ComputeDomain and keep nvidia-imex running with its peers.
 
     The node, the pod and the ComputeDomain come from the environment that the device plugin and the
-    DaemonSet make.
+    DaemonSet set.
 
     Parameters
     ----------
     directory
-        Where the daemon's configuration is written.
+        Directory for the daemon's configuration.
     tls_directory
-        Where tls.key, tls.crt and ca.crt of the domain lie.
+        Directory with tls.key, tls.crt and ca.crt of the domain.
     authentication
-        Let only daemons with a certificate of this domain in.
+        Accept only daemons with a certificate of this domain.
     peers
-        How the node file names peers: `dns` survives moving pods, `ip` needs a restart for each.
+        How the node file names peers. `dns` survives moving pods, `ip` needs a restart for each move.
     nodes
-        With `ip`: how many nodes must have joined before any daemon starts.
+        With `ip`: the number of nodes that must have joined before any daemon starts.
     program
         NVIDIA's daemon.
     control_program
@@ -62,10 +62,10 @@ def run(
     hosts
         The hosts file of the pod.
     probe_port
-        Where kubelet's probes are answered, over HTTP at the pod's address: 200 if nvidia-imex is READY, or
-        if the node has no NVLink fabric.
+        Port for kubelet's probes, over HTTP at the pod's address. The answer is 200 if nvidia-imex is READY
+        or if the node has no NVLink fabric.
     settings
-        Settings of nvidia-imex as NAME=VALUE, separated by commas; docs/compute-domains.md lists them.
+        Settings of nvidia-imex as NAME=VALUE, separated by commas. docs/compute-domains.md lists them.
     """
     from rackloom.app.imex import ImexDaemonOptions, run_imex
     from rackloom.core.domains.imex_settings import read_imex_settings

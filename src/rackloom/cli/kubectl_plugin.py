@@ -1,12 +1,12 @@
-"""Whether this program was started as a plugin of kubectl."""
+"""Detect a start as a plugin of kubectl."""
 
 import os
 import sys
 
 
 def is_kubectl_plugin() -> bool:
-    """Whether this runs as `kubectl rackloom`, by the name of the file that kubectl starts for it.
+    """True for a run as `kubectl rackloom`, by the file name of the program.
 
-    Whoever names no hardware and no site there means the cluster of the kubeconfig.
+    In such a run, the default hardware and site is the cluster of the kubeconfig.
     """
     return os.path.basename(sys.argv[0]).startswith("kubectl-")  # noqa: PTH119 (pathlib takes long to import)

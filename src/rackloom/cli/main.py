@@ -1,12 +1,12 @@
 """The `rackloom` program: finds the command, imports only that one, and turns errors into exit codes.
 
 Exit codes: 0 done, 1 refused or unhealthy, 2 usage, 130 after Ctrl-C. `Refused` prints its reason and the
-nearest fix; `Retry` and `Unknown` print their reason. A full disk and a closed pipe end the program
+nearest fix. `Retry` and `Unknown` print their reason. A full disk and a closed pipe end the program
 without a traceback.
 
 `COMMANDS` gives each command's import path and its line in the list of commands. cyclopts imports the
-path when the command is called. The list of commands and the version load no library, cyclopts included:
-its import takes longer than both.
+path when the command is called. The list of commands and the version load no library, not even cyclopts,
+because its import takes longer than both.
 """
 
 import errno
@@ -81,7 +81,7 @@ COMMANDS = (
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
     ("completion", "rackloom.cli.completion:completion", "Print the completion of a shell."),
 )
-"""In the order in which they are listed: to try, for a tenant, to look and plan, to run a site, to run on
+"""In listed order: commands to try, for a tenant, to look and plan, to run a site, to run on
 Kubernetes."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -98,7 +98,7 @@ def command_tree() -> "App":
 
 
 def __getattr__(name: str) -> object:
-    """`app`, which is made when a program imports it."""
+    """Make `app` when a program imports it."""
     if name == "app":
         return command_tree()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -111,12 +111,12 @@ def main() -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (open until the end)
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    # Let no stranger fill the log: gRPC writes a line for each handshake that fails. It reads this when it is
-    # imported, which the commands do.
+    # gRPC logs a line for each failed handshake, so any stranger could fill the log. It reads this variable
+    # on import, and the commands import it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         result = _run_command()
-        sys.stdout.flush()  # A pipe is written in blocks: flush, to see whether the reader is gone.
+        sys.stdout.flush()  # A pipe is block-buffered: flush now, to find out if the reader has closed it.
     except Refused as refused:
         _print_error(refused.reason, refused.nearest_fix)
         sys.exit(2 if isinstance(refused, Misuse) else 1)
@@ -124,7 +124,7 @@ def main() -> None:
         _print_error(trouble.reason, None)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader (head, a pager) has closed the pipe. The interpreter must not complain about it at exit.
+        # The reader (head, a pager) has closed the pipe. The interpreter must not report that at exit.
         _discard_output()
         sys.exit(1)
     except OSError as error:
@@ -147,7 +147,7 @@ def _run_command() -> object:
         return 0
     if words[0] == "help":
         words = [*words[1:], "--help"]
-    # Describe the command that is called, or whose help is requested.
+    # Describe the command that is called, or that --help names.
     tree = command = command_tree()
     for word in words:
         if word.startswith("-") or word not in command:
@@ -168,7 +168,7 @@ def _list_of_commands() -> str:
 
 
 def describe(command: "App") -> None:
-    """Have the help of a command show its docstring, not its line in the list of commands."""
+    """Make the help of a command show its docstring instead of its line in the list of commands."""
     if command.default_command is not None and command.default_command.__doc__:
         command.help = None
 

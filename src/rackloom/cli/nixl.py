@@ -1,4 +1,4 @@
-"""`rackloom nixl install|status`: NIXL in this environment, without what its wheels declare."""
+"""`rackloom nixl install|status`: NIXL in this environment, without the dependencies of its wheels."""
 
 import shlex
 import subprocess
@@ -22,8 +22,8 @@ app = App(name="nixl", help="NIXL moves the data of `rackloom transfer`; Rackloo
 def install(*, dry_run: Flag = False) -> int:
     """Install NIXL into the environment of this program: pinned wheels, by hash, without their dependencies.
 
-    NIXL's wheels declare torch, which transfers never import; that is why no package installer can add NIXL
-    alone. It comes from the index that pip or uv is configured for.
+    NIXL's wheels declare torch, which transfers never import, so no package installer can add NIXL alone. It
+    comes from the index that is configured for pip or uv.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def install(*, dry_run: Flag = False) -> int:
 @app.command
 @with_common_flags
 def status(*, output: Output = "table") -> int:
-    """Say whether transfers can run over NIXL here, and why not. Exit code 0 if they can."""
+    """Report if transfers can run over NIXL here, and if not, why. Exit code 0 if they can."""
     reason = nixl_missing_reason()
     found = {"usable": not reason, "version": None if reason else version("nixl"), "reason": reason or None}
     emit(found, output, lambda: reason or f"NIXL {found['version']} is installed")

@@ -1,7 +1,7 @@
-"""`rackloom node gpu|imex|nic|all|mps`: the kubelet plugins of this node, and what runs MPS daemons for them.
+"""`rackloom node gpu|imex|nic|all|mps`: the kubelet plugins of this node, and the host of their MPS daemons.
 
 `PluginParameters` and `DriverParameters` are the options that all plugins share. Most of them may be set
-by environment variables. Each command builds the options of its process and imports the process when it
+by environment variables. Each command builds the options of its process, and imports the process when it
 runs.
 """
 
@@ -38,12 +38,12 @@ PLUGINS_DIRECTORY = Path("/var/lib/kubelet/plugins")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DriverParameters:
-    """Where NVIDIA's driver is."""
+    """The location of NVIDIA's driver."""
 
     driver_root: Annotated[Path, env_parameter("DRIVER_ROOT_CTR_PATH")] = DRIVER_ROOT
-    "Where NVIDIA's driver is seen from here."
+    "Path of NVIDIA's driver as this process sees it."
     host_driver_root: Annotated[Path, env_parameter("NVIDIA_DRIVER_ROOT")] = Path("/")
-    "Where the host has NVIDIA's driver."
+    "Path of NVIDIA's driver on the host."
     proc_devices: Annotated[Path | None, env_parameter("ALT_PROC_DEVICES_PATH")] = None
     "A file to read instead of /proc/devices."
 
@@ -56,7 +56,7 @@ class PluginParameters:
     node: Annotated[str, env_parameter("NODE_NAME")]
     "Name of this node."
     sysroot: Path = Path("/")
-    "Where the host's /proc and /sys are found."
+    "Directory with the host's /proc and /sys."
     registry: Annotated[Path, env_parameter("KUBELET_REGISTRAR_DIRECTORY_PATH")] = Path(
         "/var/lib/kubelet/plugins_registry"
     )
@@ -64,16 +64,16 @@ class PluginParameters:
     plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = PLUGINS_DIRECTORY
     "kubelet's plugins directory."
     cdi_root: Annotated[Path, env_parameter("CDI_ROOT")] = Path("/var/run/cdi")
-    "Where the container runtime reads CDI specs."
+    "Directory from which the container runtime reads CDI specs."
     listen: Annotated[str | None, env_parameter("HTTP_ENDPOINT")] = None
     "HOST:PORT of /metrics, /healthz and /readyz."
     healthcheck_port: Annotated[int, env_parameter("HEALTHCHECK_PORT")] = -1
-    "TCP port of the gRPC health service that kubelet probes; -1 for none."
+    "TCP port of the gRPC health service that kubelet probes, -1 for none."
     kubeconfig: Kubeconfig = None
     context: KubeContext = None
 
     def options(self) -> "NodeOptions":
-        """The same, for the process."""
+        """The options for the process."""
         from rackloom.app.node.process import NodeOptions
         from rackloom.claim.node.run import PluginDirectories
 
@@ -93,23 +93,23 @@ class ImexParameters:
     """IMEX channels and daemons."""
 
     daemon_namespace: Annotated[str, env_parameter("IMEX_NAMESPACE")] = "rackloom-imex"
-    "Where IMEX daemons run: the claims of daemons are prepared there and nowhere else."
+    "Namespace of the IMEX daemons. Claims of daemons are prepared only there."
     additional_namespaces: Annotated[str, env_parameter("ADDITIONAL_NAMESPACES")] = ""
-    "Where daemons of earlier installations still run, separated by commas; as the controller has it."
+    "Namespaces with daemons of earlier installations, separated by commas, as set for the controller."
     mode: Annotated[Literal["driverManaged", "hostManaged"], env_parameter("IMEX_MODE")] = "driverManaged"
-    "Who runs nvidia-imex: the driver, one per ComputeDomain, or the host."
+    "The driver runs one nvidia-imex per ComputeDomain (driverManaged), or the host runs one (hostManaged)."
     isolation: Annotated[Literal["domain", "channel"], env_parameter("IMEX_ISOLATION")] = "domain"
-    """What a job gets: the IMEX domain of its own (domain), or a channel of a shared one (channel). The
-    node's label rackloom.dev/imex-isolation is stronger."""
+    """Each job gets its own IMEX domain (domain), or a channel of a shared one (channel). The node's label
+    rackloom.dev/imex-isolation overrides this."""
     clique_label: Annotated[bool, env_parameter("GPU_CLIQUE_LABEL_ENABLED")] = False
-    "Write the node label nvidia.com/gpu.clique while nobody else does."
+    "Write the node label nvidia.com/gpu.clique unless another program writes it."
     fabric_file: Path | None = None
     "Take the fabric from this file instead of NVML: for nodes without GPUs."
     host_socket: Annotated[str, env_parameter("IMEX_HOST_SOCKET_PATH")] = "/etc/nvidia-imex/imex_ctrl.sock"
     "Command socket of the host's nvidia-imex, in mode hostManaged."
 
     def options(self, driver: DriverParameters) -> "ImexOptions":
-        """The same, for the process."""
+        """The options for the process."""
         from rackloom.app.node.imex import ImexOptions
         from rackloom.core.cluster.names import ImexIsolation, ImexMode
 
@@ -133,25 +133,25 @@ class GpuParameters:
     inventory_file: Path | None = None
     "Take the GPUs from this file instead of NVML: for nodes without GPUs."
     nccl_topology: Annotated[Path | None, env_parameter("NCCL_TOPO_FILE")] = None
-    "The vendor's NCCL topology file, where a cloud hides the PCIe tree."
+    "The vendor's NCCL topology file, for clouds that hide the PCIe tree."
     topology_file: Path | None = None
-    "What is known of the machine and cannot be read, as for `rackloom topology discover`."
+    "Known facts about the machine that cannot be read, as for `rackloom topology discover`."
     vfio: Annotated[bool, env_parameter("VFIO_ENABLED")] = False
     "Publish GPUs that are bound to vfio-pci, for virtual machines."
     ignore_xid: tuple[int, ...] = ()
-    "XID that keeps nothing off a GPU, against NVIDIA's catalogue. May be repeated."
+    "XID after which a GPU stays in use, contrary to NVIDIA's catalogue. May be repeated."
     consumable_shares: Annotated[str, env_parameter("CONSUMABLE_SHARES")] = "disabled"
-    "How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number."
+    "How many claims may share a GPU: disabled, memory (by the requested amount), unlimited, or a number."
     vfio_binding: Annotated[bool, env_parameter("VFIO_BINDING")] = False
-    "Offer GPUs of NVIDIA's driver to virtual machines too: a claim binds one to vfio-pci, and its end back."
+    "Also offer GPUs of NVIDIA's driver to virtual machines: a claim binds one to vfio-pci until it ends."
     dynamic_mig: Annotated[bool, env_parameter("DYNAMIC_MIG")] = False
-    "Make MIG devices when a claim needs them, and destroy them after it."
+    "Create MIG devices when a claim needs them, and destroy them after it."
     mps_daemons: Annotated[Literal["here", "pod"], env_parameter("MPS_DAEMONS")] = "here"
-    """Where MPS daemons run: in this container, and they end with it (here), or in the pod of `rackloom node
-    mps`, and they outlive this one (pod)."""
+    """MPS daemons run in this container and end with it (here), or run in the pod of `rackloom node mps` and
+    outlive this container (pod)."""
 
     def options(self, driver: DriverParameters) -> "GpuOptions":
-        """The same, for the process. Raises `Refused`."""
+        """The options for the process. Raises `Refused`."""
         from rackloom.app.node.gpu import GpuOptions, check_options
         from rackloom.claim.node.gpu.inventory import parse_shares
 
@@ -178,28 +178,28 @@ class NicParameters:
     """Network interfaces and RDMA devices."""
 
     nri_socket: Annotated[Path, env_parameter("NRI_SOCKET")] = Path("/var/run/nri/nri.sock")
-    "Where the container runtime listens for NRI plugins."
+    "Socket on which the container runtime listens for NRI plugins."
     leave_out: tuple[str, ...] | None = None
     """Kinds of interface (`ip -d link`) that are not offered, in place of the default: ends of pods'
-    interfaces, bridges, tunnels, and names of container networks (with a filter, all but the first). What
-    carries the node's or the pods' network is never offered."""
+    interfaces, bridges, tunnels, and names of container networks (with a filter, all but the first). An
+    interface that carries the node's or the pods' network is never offered."""
     filter: str | None = None
-    "A CEL expression over `attributes`, as for DRANET: only devices for which it holds are offered."
+    "A CEL expression over `attributes`, as for DRANET, that is true for the devices to offer."
     move_ib_interfaces: bool = True
-    "Whether IPoIB interfaces go into the pod. Without it their RDMA devices alone are lent."
+    "Move IPoIB interfaces into the pod. Without it, only their RDMA devices are lent."
     profiles: Path | None = None
     "A file with the NetworkConfigs that claims may refer to by `profile`."
     attributes: Path | None = None
-    "A file with attributes to publish beside those that are found."
+    "A file with attributes to publish in addition to those that are found."
     cloud: Literal["auto", "none", "gke", "azure", "aws", "oke"] = "auto"
-    "The cloud whose metadata service is read. auto: the one that the machine's firmware names, if any."
+    "The cloud whose metadata service is read. auto: the cloud that the machine's firmware names, if any."
     nccl_topology: Path | None = None
-    "The vendor's NCCL topology file, where the kernel hides which GPU a NIC is near to."
+    "The vendor's NCCL topology file, for kernels that hide which GPU a NIC is near."
     declared: Path | None = None
-    "A file with corrections to what is discovered."
+    "A file with corrections to the discovered topology."
 
     def options(self) -> "NicOptions":
-        """The same, for the process."""
+        """The options for the process."""
         from rackloom.app.node.nic import NicOptions
 
         return NicOptions(
@@ -251,11 +251,11 @@ def imex(
     Parameters
     ----------
     common
-        What every plugin is told.
+        Options of every plugin.
     driver
-        Where NVIDIA's driver is.
+        The location of NVIDIA's driver.
     imex
-        What only this plugin is told.
+        Options of this plugin only.
     """
     from rackloom.app.node.imex import run_imex
 
@@ -274,11 +274,11 @@ def gpu(
     Parameters
     ----------
     common
-        What every plugin is told.
+        Options of every plugin.
     driver
-        Where NVIDIA's driver is.
+        The location of NVIDIA's driver.
     gpu
-        What only this plugin is told.
+        Options of this plugin only.
     """
     from rackloom.app.node.gpu import run_gpu
 
@@ -294,9 +294,9 @@ def nic(
     Parameters
     ----------
     common
-        What every plugin is told.
+        Options of every plugin.
     nic
-        What only this plugin is told.
+        Options of this plugin only.
     """
     from rackloom.app.node.nic import run_nic
 
@@ -314,21 +314,21 @@ def together(
 ) -> None:
     """Serve IMEX channels, GPUs and NICs in one process, which takes less memory than three.
 
-    What only one plugin is told has its name in front (--imex.clique-label, --gpu.vfio, --nic.filter). When
-    one plugin fails, the process ends with all of them.
+    Options of a single plugin have its name in front (--imex.clique-label, --gpu.vfio, --nic.filter). If one
+    plugin fails, the process ends with all of them.
 
     Parameters
     ----------
     common
-        What every plugin is told.
+        Options of every plugin.
     driver
-        Where NVIDIA's driver is.
+        The location of NVIDIA's driver.
     imex
-        What only the IMEX plugin is told.
+        Options of the IMEX plugin only.
     gpu
-        What only the GPU plugin is told.
+        Options of the GPU plugin only.
     nic
-        What only the NIC plugin is told.
+        Options of the NIC plugin only.
     """
     from rackloom.app.node.together import run_together
 
@@ -343,7 +343,7 @@ def mps(
 ) -> None:
     """Start MPS daemons for the GPU plugin of this node, in a container that outlives the plugin's.
 
-    The plugin (`--mps-daemons pod`) says when one is to start, and ends it. All daemons end with this
+    The plugin (`--mps-daemons pod`) requests the start and the end of each daemon. All daemons end with this
     process.
 
     Parameters
@@ -351,7 +351,7 @@ def mps(
     plugins
         kubelet's plugins directory.
     driver_root
-        Where NVIDIA's driver is seen from here.
+        Path of NVIDIA's driver as this process sees it.
     """
     from rackloom.app.node.mps import MpsOptions, run_mps
 

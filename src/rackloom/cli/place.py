@@ -1,7 +1,7 @@
-"""`rackloom place`: where whole jobs would go, or what blocks them; nothing is changed.
+"""`rackloom place`: find trays for whole jobs, or report why they do not fit. Nothing is changed.
 
-This module holds the command, `place_options` its options and their help. `place_site` reads the site;
-`place_plan` reads the jobs, has them planned and prints the report. Both are imported when the command runs.
+This module contains the command, and `place_options` its options and their help. `place_site` reads the site.
+`place_plan` reads the jobs, calls the planner and prints the report. Both are imported when the command runs.
 """
 
 from typing import Literal
@@ -26,24 +26,24 @@ def place(
     render: RenderTarget | None = None,
     output: Output = "table",
 ) -> int:
-    """Choose the clique and the trays of whole jobs before their pods exist; nothing is changed.
+    """Choose the clique and the trays of whole jobs before their pods exist. Nothing is changed.
 
-    What does not fit is refused with what blocks it and the nearest fix, which was planned before.
+    A job that does not fit is refused, with the blockers and the nearest fix, which was checked with a plan.
 
     Parameters
     ----------
     file
         Manifests with jobs of any kind that has pod templates (docs/placement.md), or pods, their
-        ComputeDomain and claim templates. Several jobs are placed beside each other: as many GPUs as can be
+        ComputeDomain and claim templates. Several jobs are placed together: as many GPUs as possible
         for the highest priority, then for the next.
     site
         The site to plan for.
     how
         How jobs are placed.
     what_if
-        Changes of the site to plan with.
+        Changes to the site to plan with.
     render
-        Print the job for a scheduler, with what else its files have, and on stderr what the plan rests on.
+        Print the job for a scheduler and the other objects of its files. The assumptions go to stderr.
     """
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import place_plan

@@ -1,4 +1,4 @@
-"""Options of `rackloom place`: the site, how jobs are placed, and changes of the site to plan with."""
+"""Options of `rackloom place`: the site, how jobs are placed, and changes to the site to plan with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +19,19 @@ NameList = Annotated[list[str] | None, Parameter(negative="", consume_multiple=T
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SiteParameters:
-    """The site to plan for: a profile, a saved cluster, or the cluster that kubectl talks to."""
+    """The site to plan for: a profile, a saved cluster, or the cluster that kubectl uses."""
 
     profile: str | None = None
     "A rack or machine of `rackloom topology list` to plan for."
     racks: Annotated[int, Parameter(validator=Number(lte=10_000))] = 1
-    "How many racks (or machines) of the profile there are."
+    "The number of racks (or machines) of the profile."
     site: SiteFiles = None
     (
         "A saved cluster (`kubectl get nodes,pods,resourceslices,deviceclasses,resourceclaims,priorityclasses"
         " -A -o yaml`)."
     )
     cluster: Flag = False
-    "Ask the cluster of the kubeconfig."
+    "Read the cluster of the kubeconfig."
     kubeconfig: Kubectl = None
     context: KubeContext = None
     label: NameList = None
@@ -39,7 +39,7 @@ class SiteParameters:
 
     @property
     def is_live(self) -> bool:
-        """Whether the site is read from a live cluster."""
+        """True if the site is read from a live cluster."""
         if self.cluster or self.kubeconfig is not None or self.context is not None:
             return True
         return is_kubectl_plugin() and self.profile is None and not self.site
@@ -51,25 +51,25 @@ class PlacementParameters:
     """How jobs are placed."""
 
     segment: int | None = None
-    "Members that must share a clique, instead of all: 16 of an NVL72's 18 trays is the usual largest."
+    "Members that must share a clique, instead of all. 16 of an NVL72's 18 trays is the usual largest."
     spares: int = 0
-    "Trays to keep free in each clique that is used, for a member whose tray is lost."
+    "Trays to keep free in each used clique, for a member that loses its tray."
     apart: Flag = False
-    "Let each group of a job have a clique of its own (prefill here, decode there)."
+    "Let each group of a job use a separate clique (prefill here, decode there)."
     exclusive: Flag = False
-    "Take only empty trays, and those whole."
+    "Take only empty trays, and take them whole."
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WhatIfParameters:
-    """Changes of the site to plan with."""
+    """Changes to the site to plan with."""
 
     without_tray: NameList = None
     "Plan as if these trays were gone."
     drain: NameList = None
-    "Empty these trays first, and print what has to move and its cost."
+    "Empty these trays first, and print the necessary moves and their cost."
     defrag: Flag = False
-    "Move what may move first, so that larger free regions open, and print the cost."
+    "First move jobs that may move, so that larger free regions open, and print the cost."
     down: float | None = None
-    ("Share of trays that are down (0.01), for the price of a segment size; without --segment, of all sizes.")
+    ("Share of trays that are down (0.01), for the cost of a segment size. Without --segment, of all sizes.")

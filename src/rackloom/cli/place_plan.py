@@ -1,9 +1,9 @@
 """The work of `rackloom place`: read files and a site, plan (`core.place.site_planner`), print the report.
 
 Templates that the jobs name and their files lack are read from the cluster. Jobs without device claims
-never load the CEL library. The report starts with the moves that come first, then each job: where it goes
-and why, or what blocks it with the nearest fixes. Rendered jobs are printed with the other objects of their
-files, those that several jobs need once.
+never load the CEL library. The report starts with the necessary moves. Then it gives the trays of each job
+and the reason, or its blockers and the nearest fixes. Rendered jobs are printed with the other objects of
+their files. An object that several jobs need is printed once.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -54,7 +54,7 @@ def answer_placement(
     target: str | None,
     output: Format,
 ) -> int:
-    """Print the answer. 1 where a job does not fit."""
+    """Print the answer. Returns 1 if a job does not fit."""
     if request.down is not None and not 0 <= request.down < 1:
         raise Misuse(f"--down {request.down} is no share of trays", nearest_fix="0.01 is 1 %")
     require_one_site(source)
@@ -73,7 +73,7 @@ def answer_placement(
     with progress("reading the site"):
         if target == "podgroup":
             request = replace(request, labels=labels_of_served_pod_groups(source, request.labels))
-        # Whether a job claims by a template that none of its files has.
+        # True if a job claims by a template that none of its files contains.
         known = channel_templates([document.value for document in documents])
         known |= {
             (claim.metadata.namespace or "default", claim.metadata.name)
@@ -105,7 +105,7 @@ def answer_placement(
     refused = [job for job in report.jobs if job.plan is None]
     if target is not None and report.jobs and not refused:
         others = [] if target == "slurm" else objects_beside(documents, jobs)
-        # Scripts first, then all objects, those that several jobs need once.
+        # Print scripts first, then all objects. Print an object that several jobs need once.
         done = planner.rendered(target)
         scripts = "\n".join(rendered.script for rendered in done if rendered.script)
         objects: list[Any] = []
@@ -120,12 +120,12 @@ def answer_placement(
 
 
 def _is_about_trays(request: PlanRequest) -> bool:
-    """Whether there is something to plan without a job."""
+    """True if there is something to plan without a job."""
     return bool(request.drain or request.defrag or request.down is not None)
 
 
 def _claims_devices(jobs: Sequence[Job], channels: Collection[TemplateName]) -> bool:
-    """Whether a member claims a device: of channels each tray is known to have one."""
+    """True if a member claims a device other than a channel. Each tray is known to have one channel."""
     return any(
         (group.identity.namespace, name) not in channels
         for job in jobs
@@ -138,7 +138,7 @@ def _claims_devices(jobs: Sequence[Job], channels: Collection[TemplateName]) -> 
 
 
 def report_page(report: PlacementReport, *, seats: bool = True) -> str:
-    """Moves first, then each job: where it goes and why, or what blocks it. `seats`: tray by tray."""
+    """The moves, then each job with its trays and the reason, or its blockers. `seats` adds each tray."""
     parts = ["\n".join(_move_line(move) for move in report.moves)] if report.moves else []
     parts += [_jobs_line(report.jobs)] if len(report.jobs) > 1 else []
     parts += ["\n".join(_job_lines(job, seats)) for job in report.jobs]
@@ -159,7 +159,7 @@ def _segment_row(segment_price: SegmentPrice) -> tuple[str, str, str]:
 
 
 def _jobs_line(jobs: Sequence[JobAnswer]) -> str:
-    """How many of several jobs fit beside each other."""
+    """How many of several jobs fit together."""
     plans = [job.plan for job in jobs if job.plan is not None]
     refused = list_names([job.job for job in jobs if job.plan is None], most=8)
     if not refused:
@@ -203,7 +203,7 @@ _SITE_KINDS = ("Node", "Pod", "ResourceSlice")
 
 
 def objects_beside(documents: Iterable[Document], jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
-    """What the files have beside the jobs (claim templates, ComputeDomains), unless it describes the site."""
+    """The files' objects besides the jobs (claim templates, ComputeDomains), except those of the site."""
     placed = {id(value) for job in jobs for value in job.objects}
     for document in documents:
         if id(document.value) not in placed and not _is_site_object(document.value):

@@ -1,9 +1,9 @@
 """The site that `rackloom place` plans for: nodes, pods, devices and priority classes.
 
-A profile gives nodes that do not exist, with the devices that their drivers would publish where a job
-claims devices. Otherwise nodes and pods come from saved manifests or from the cluster that kubectl talks
-to; objects are checked for their shape first. A resource that the cluster does not have, or does not let
-the user read, is treated as absent where it is optional.
+A profile gives nodes that do not exist. If a job claims devices, they have the devices that their drivers
+would publish. Otherwise nodes and pods come from saved manifests, or from the cluster that kubectl uses.
+The shape of objects is checked first. An optional resource that the cluster does not have, or does not let
+the user read, is treated as absent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,11 +50,11 @@ class ClusterObjects(msgspec.Struct, frozen=True):
 
     documents: tuple[Document, ...] = ()
     has_classes: bool = False
-    """Whether a cluster has listed its priority classes."""
+    """True if a cluster has listed its priority classes."""
 
 
 def require_one_site(source: SiteParameters) -> None:
-    """Raise Misuse for a site that is both of a profile and of a cluster."""
+    """Raise Misuse if the site is both a profile and a cluster."""
     if source.profile is not None and (source.site or source.is_live):
         raise Misuse(
             f"a site has the nodes of a profile ({source.profile}) or those of a cluster, not both",
@@ -63,10 +63,10 @@ def require_one_site(source: SiteParameters) -> None:
 
 
 def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterObjects:
-    """The objects of saved files or of a live cluster; none for a profile.
+    """The objects of saved files or of a live cluster. Empty for a profile.
 
-    `templates`: read those too, because a job names some that its file lacks. Raises Refused for a file, or a
-    cluster, that cannot be read.
+    `templates`: also read templates, because a job names some that its file lacks. Raises Refused if a file
+    or the cluster cannot be read.
     """
     files = source.site or ()
     documents = [document for path in files for document in read_documents(path, SITE_KINDS)]
@@ -99,7 +99,7 @@ def _optional_objects(resource: str, kind: str, source: SiteParameters) -> list[
 
 
 def labels_of_served_pod_groups(source: SiteParameters, labels: SchedulerLabels) -> SchedulerLabels:
-    """The labels, with the version of PodGroups that a live cluster serves unless one is named.
+    """The labels with the version of PodGroups that a live cluster serves, unless they name a version.
 
     Raises Refused if the cluster does not answer.
     """
@@ -118,9 +118,9 @@ def labels_of_served_pod_groups(source: SiteParameters, labels: SchedulerLabels)
 def site_objects(
     source: SiteParameters, documents: Sequence[Document], labels: SchedulerLabels, *, with_devices: bool
 ) -> SiteObjects:
-    """The site of a profile, else of the documents, the jobs' own too. Raises Refused where there is none.
+    """The site of a profile, or else of the documents and the jobs' files. Raises Refused if there is none.
 
-    `with_devices`: what the machines of a profile publish is looked at, not only how many GPUs they have.
+    `with_devices`: use the devices that a profile's machines publish, not only their number of GPUs.
     """
     if source.profile is not None:
         return _profile_objects(source.profile, source.racks, labels, with_devices)
@@ -206,11 +206,11 @@ class _PlannedNames:
 
 _PRIORITY_CLASS = "PriorityClass"
 _LOWEST_PRIORITY, _HIGHEST_PRIORITY = -(2**31), 1_000_000_000
-"""Of classes that people make; those above are Kubernetes' own (scheduling.k8s.io/v1)."""
+"""For classes that people create. Kubernetes' own classes are above (scheduling.k8s.io/v1)."""
 
 
 def priority_classes(documents: Iterable[Document], *, from_cluster: bool) -> PriorityClasses:
-    """Those of the documents; `from_cluster`: a cluster has listed all of its own.
+    """The priority classes of the documents. `from_cluster`: a cluster has listed all its classes.
 
     Raises Refused for an impossible value.
     """

@@ -11,7 +11,7 @@ def unsupported_system() -> str | None:
 
 
 def main() -> None:
-    """Run the command line, or say why this system cannot."""
+    """Run the command line, or print why this system cannot."""
     problem = unsupported_system()
     if problem is not None:
         sys.exit(problem)

@@ -1,4 +1,4 @@
-"""Commands that run a site: `serve` on real racks; `up`, `token`, `demo`, `twin` on simulated ones.
+"""Commands that run a site: `serve` on real racks, and `up`, `token`, `demo`, `twin` on simulated ones.
 
 `twin play` reads and validates the scenario before it imports a whole site, so that a mistake in the file
 is reported at once.
@@ -39,7 +39,7 @@ def serve(*, config: Path) -> None:
     Parameters
     ----------
     config
-        TOML file; docs/operating.md names every setting.
+        TOML file. docs/operating.md describes every setting.
     """
     from rackloom.app.site.service import run_serve
 
@@ -84,29 +84,29 @@ def up(
 ) -> None:
     """Run a site on simulated racks, and a Kubernetes cluster of their trays, in one process, on loopback.
 
-    Switch controllers, machines, the cluster's own parts and its nodes are simulated; the site service, the
-    ComputeDomain controller, the node plugins and the scheduler's allocator are those of real racks. HOME
-    remembers the site; the cluster starts empty each time.
+    Switch controllers, machines, the cluster's other parts and its nodes are simulated. The site service, the
+    ComputeDomain controller, the node plugins and the scheduler's allocator are the real ones. HOME keeps the
+    state of the site. The cluster starts empty each time.
 
     Parameters
     ----------
     port
-        TCP port of the REST service on 127.0.0.1; 0 picks a free one.
+        TCP port of the REST service on 127.0.0.1. 0 picks a free one.
     home
-        Directory for the store, keys, logs and the cluster's kubeconfig; default: $RACKLOOM_HOME, else
+        Directory for the store, keys, logs and the cluster's kubeconfig. Default: $RACKLOOM_HOME, else
         rackloom below the XDG data directory.
     racks
-        How many racks the site has.
+        The number of racks.
     profile
-        Rack profile, as `rackloom topology list` names them.
+        Rack profile, by its name in `rackloom topology list`.
     seed
-        All names of a new home are drawn from this text; without it, from chance.
+        Text from which all names of a new home are generated. Default: random names.
     taint
-        Taint those nodes (rackloom.dev/simulated=true:NoSchedule): only pods that tolerate it go there.
+        Taint the nodes (rackloom.dev/simulated=true:NoSchedule), so that other pods stay away.
     demo
-        Two tenants, a whole-rack job, a measured transfer, and a GPU that is lost and comes back.
+        Show two tenants, a whole-rack job, a measured transfer, and a GPU that is lost and comes back.
     browser
-        Open the rack map, signed in; by default with --demo on a desktop.
+        Open the rack map, signed in. Default with --demo on a desktop.
     traces
         Send spans to the OpenTelemetry collector at this URL, such as http://127.0.0.1:4318.
     """
@@ -150,18 +150,18 @@ def token(
     hours: float = 24.0,
     output: Output = "table",
 ) -> None:
-    """Print a bearer token for the site that lives in HOME, running or not.
+    """Print a bearer token for the site in HOME, running or not.
 
     Parameters
     ----------
     org
-        Organisation that the token speaks for; `demo` is provider and tenant of an embedded site.
+        Organisation of the token. `demo` is provider and tenant of an embedded site.
     role
-        What it may do there; give it more than once for several roles.
+        Role of the token. May be repeated.
     home
-        Home of the `rackloom up`; default: the one that it uses.
+        Home of the `rackloom up`. Default: the one that `rackloom up` uses.
     hours
-        How long the token is valid.
+        Hours for which the token is valid.
     """
     from rackloom.app.home import Home, default_home, mint_token
 
@@ -188,7 +188,7 @@ def _say(text: str) -> None:
 
 
 def _say_nothing(_: str) -> None:
-    """The whole result is printed at the end."""
+    """Print nothing: the whole result is printed at the end."""
 
 
 # Scenarios.
@@ -214,11 +214,11 @@ def play(
     file
         A scenario file, or the name of one that `rackloom twin list` shows.
     speed
-        Real time, over sockets; or virtual time, in which an hour takes seconds.
+        Real time over sockets, or virtual time, in which an hour takes seconds.
     home
-        Directory for records, keys and logs of the simulated site, kept afterwards; default: a temporary one.
+        Directory for records, keys and logs of the simulated site, which is kept. Default: a temporary one.
     on
-        Home of a `rackloom up` that runs: play it there, in real time, in place of a site of its own.
+        Home of a running `rackloom up` to play it on, in real time, instead of on a new simulated site.
     """
     from rackloom.lab.scenario.files import find_scenario
     from rackloom.lab.scenario.played import render_step, render_summary
@@ -238,7 +238,7 @@ def play(
         with closing(ControlClient(on)) as site:
             played = site.play(found, report)
     else:
-        # A mistake in the file is reported before a whole site is imported.
+        # Report a mistake in the file before a whole site is imported.
         scenario = read_scenario(found)
         from rackloom.app.twin.scenarios import play_scenario
 
@@ -255,16 +255,16 @@ def status(
     wait: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0,
     output: Output = "table",
 ) -> None:
-    """Show the `rackloom up` that runs in HOME, a line `key=value` for each of its properties.
+    """Show the `rackloom up` that runs in HOME, with a line `key=value` for each of its properties.
 
     JSON and YAML also list the trays.
 
     Parameters
     ----------
     home
-        Home of the site; default: the one that `rackloom up` uses.
+        Home of the site. Default: the one that `rackloom up` uses.
     wait
-        Wait up to so many seconds until it answers and all trays are nodes of its cluster.
+        Wait up to this number of seconds until it answers and all trays are nodes of its cluster.
     """
     from rackloom.app.home import default_home
     from rackloom.app.twin.control_client import wait_for_site

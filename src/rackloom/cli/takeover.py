@@ -1,10 +1,10 @@
 """`rackloom takeover plan|apply|back`: the prepared claims of one node, from NVIDIA's DRA driver and back.
 
-It works on files of the node it runs on, while no plugin of either driver runs there. `plan` changes nothing.
-Exit code 1: something blocks it, and nothing was changed.
+It works on files of this node, while no plugin of either driver runs there. `plan` changes nothing. Exit
+code 1 means that something blocks the takeover, and nothing was changed.
 
-DRANET's NICs are not taken over. `plan` names those that are in pods; with `--driver dra.net`, `apply` and
-`back` fail until none is, and until the driver that is left behind has ended.
+DRANET's NICs are not taken over. `plan` lists the NICs that are in pods. With `--driver dra.net`, `apply` and
+`back` fail until no NIC is in a pod and the old driver has ended.
 """
 
 import signal
@@ -32,7 +32,7 @@ class TakeoverParameters:
     """The files of this node."""
 
     driver: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
-    "Only this: compute-domain.nvidia.com, gpu.nvidia.com or dra.net; may be repeated. Default: NVIDIA's two."
+    "Driver: compute-domain.nvidia.com, gpu.nvidia.com or dra.net. May be repeated. Default: NVIDIA's two."
     plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path(
         "/var/lib/kubelet/plugins"
     )
@@ -42,16 +42,16 @@ class TakeoverParameters:
     )
     "kubelet's plugins_registry directory."
     cdi_root: Annotated[Path, env_parameter("CDI_ROOT")] = Path("/var/run/cdi")
-    "Where the container runtime reads CDI specs."
+    "Directory from which the container runtime reads CDI specs."
     kubelet_state: Path = Path("/var/lib/kubelet/dra_manager_state")
-    "Where kubelet keeps the claims that it holds: it has names that NVIDIA's driver does not record."
+    "File with kubelet's prepared claims. It has names that NVIDIA's driver does not record."
     sysroot: Path = Path("/")
-    "Where the host's /proc and /sys are found."
+    "Directory with the host's /proc and /sys."
     nvidia_namespace: str = "nvidia-dra-driver-gpu"
-    "The namespace of NVIDIA's driver: its MPS daemons are ended there when their claims end."
+    "Namespace of NVIDIA's driver. Its MPS daemons there are ended when their claims end."
 
     def places(self) -> "NodePlaces":
-        """The same, for the plan."""
+        """The paths for the plan."""
         from rackloom.claim.node.takeover.claims import NvidiaInstallation
         from rackloom.claim.node.takeover.node_files import NodePlaces
 
@@ -70,7 +70,7 @@ class TakeoverParameters:
         )
 
     def drivers(self) -> tuple[str, ...]:
-        """The drivers asked for. Raises `Refused` for another one."""
+        """The requested drivers. Raises `Refused` for another one."""
         from rackloom.claim.node.takeover.dranet import DRANET
         from rackloom.claim.node.takeover.node_files import DRIVERS
         from rackloom.errors import Refused
@@ -96,16 +96,16 @@ def plan(
     release: ReleaseName | None = None,
     output: Output = "table",
 ) -> int:
-    """Print what `apply` would do, or `back`. Nothing is changed, and plugins may run.
+    """Print the steps of `apply` or `back`. Nothing is changed, and plugins may run.
 
     Parameters
     ----------
     node
         The files of this node.
     back
-        Print the way back to NVIDIA's driver.
+        Print the steps back to NVIDIA's driver.
     release
-        The release of NVIDIA's driver that will read the file; default: the one that wrote it.
+        The release of NVIDIA's driver that will read the file. Default: the one that wrote it.
     """
     from rackloom.claim.node.takeover.dranet import DRANET, plan_dranet
     from rackloom.claim.node.takeover.node_files import Phase, plan_takeover, plan_way_back
@@ -122,7 +122,7 @@ def plan(
     blocked = any(made.blocked for made in plans)
     nics = plan_dranet(places, back=back)
     if not node.driver and (nics.claims or nics.phase is Phase.DRANET):
-        # For information: `apply` and `back` concern DRANET only if it is named.
+        # This is information only: `apply` and `back` concern DRANET only if it is named.
         plans.append(nics)
     emit(plans, output, lambda: _table(plans, done=False))
     return 1 if blocked else 0
@@ -133,14 +133,14 @@ def plan(
 def apply(
     *, node: TakeoverParameters = TakeoverParameters(), wait: float = 0.0, output: Output = "table"
 ) -> None:
-    """Take over the claims that NVIDIA's driver has prepared, and keep its file. Repeat it at will.
+    """Take over the claims that NVIDIA's driver has prepared, and keep its file. Safe to repeat.
 
     Parameters
     ----------
     node
         The files of this node.
     wait
-        Seconds to wait while a plugin runs, or a pod has a NIC of DRANET's; "inf" for as long as it takes.
+        Seconds to wait while a plugin runs or a pod has a NIC of DRANET's. "inf" waits without a limit.
     """
     from rackloom.claim.node.takeover.node_files import apply_takeover
 
@@ -162,14 +162,14 @@ def back(
     release: ReleaseName | None = None,
     output: Output = "table",
 ) -> None:
-    """Give the claims back: NVIDIA's driver finds those that are still prepared. Repeat it at will.
+    """Give the claims back to NVIDIA's driver, which finds those that are still prepared. Safe to repeat.
 
     Parameters
     ----------
     node
         The files of this node.
     release
-        The release of NVIDIA's driver that will read the file; default: the one that wrote it.
+        The release of NVIDIA's driver that will read the file. Default: the one that wrote it.
     """
     from rackloom.claim.node.takeover.node_files import give_back
 
@@ -190,14 +190,14 @@ def _drained(
 
 
 LOOK_SECONDS = 1.0
-"""Between two looks for a plugin that is waited for."""
+"""Seconds between two checks for a plugin that must stop."""
 
 
 def _once_stopped(act: "Callable[[], Sequence[DriverPlan]]", seconds: float) -> "Sequence[DriverPlan]":
-    """Call `act` until no plugin keeps it from its work. Raises `StillRunning` after `seconds`."""
+    """Call `act` until no running plugin prevents it. Raises `StillRunning` after `seconds`."""
     from rackloom.claim.node.storage import StillRunning
 
-    # Otherwise SIGTERM would not end it as the first process of a container.
+    # As the first process of a container, it would otherwise ignore SIGTERM.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     until, reported = time.monotonic() + seconds, ""
     while True:

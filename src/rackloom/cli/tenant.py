@@ -1,10 +1,10 @@
 """The tenant's commands: `rackloom partition|vpc|instance|machine|type|allocation`.
 
-They call the REST service through `rackloom.client`, as a program of the tenant would. What the kinds have
-in common is in `tenant_objects`; here are the kinds, and the commands that make and delete objects.
+They call the REST service through `rackloom.client`, as a program of the tenant would. `tenant_objects` has
+the code for all kinds. This module has the kinds, and the commands that create and delete objects.
 
-A logical partition gives its name to the NVLink partitions of one tenant, a VPC gives it to its instances,
-and instances are machines: so they are made in that order, and deleted in the opposite one.
+A logical partition gives its name to the NVLink partitions of one tenant. A VPC gives the name to its
+instances, and instances are machines. So they are created in that order, and deleted in the opposite one.
 """
 
 import sys
@@ -145,7 +145,7 @@ SITE: ObjectKind[models.Site] = ObjectKind(
 
 EVERYBODY = SiteAccess()
 WAIT_SECONDS = 900.0
-"""How long commands with --wait wait: machines may start meanwhile."""
+"""The timeout of commands with --wait. Machines may have to start."""
 Watch = Annotated[
     bool, Parameter(name=["--watch", "-w"], negative="", help="Go on, and print what changes, until Ctrl-C.")
 ]
@@ -155,7 +155,7 @@ Wait = Annotated[
 
 
 def _named(kind: ObjectKind[Any], text: str, name: str | None = None) -> Parameter:
-    """A name or id of an object of this kind, which a shell completes."""
+    """A name or id of an object of this kind, with shell completion."""
     return Parameter(name=name, help=text, completer=kind.complete)
 
 
@@ -173,7 +173,7 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
         with site.client() as client:
             if watching:
                 watch(client, kind)
-            # An empty list is reported on standard error.
+            # Report an empty list on standard error.
             objects = list(client.items(kind.listed()))
             if objects or output in ("json", "yaml"):
                 show(client, kind, objects, output)
@@ -256,7 +256,7 @@ def create_partition(
     output: Output = "table",
     site: SiteAccess = EVERYBODY,
 ) -> None:
-    """Make a logical partition. No GPU is in it until an instance is."""
+    """Create a logical partition. It has no GPUs until an instance joins."""
     with site.client() as client:
         body = models.LogicalPartitionCreate(name=name, site_id=_only(client, SITE, place).id)
         made = client.call(operations.create_nvlink_logical_partition(body))
@@ -276,7 +276,7 @@ def create_vpc(
     output: Output = "table",
     site: SiteAccess = EVERYBODY,
 ) -> None:
-    """Make a VPC."""
+    """Create a VPC."""
     with site.client() as client:
         chosen = None if partition is None else PARTITION.find(client, partition)
         body = models.VpcCreate(
@@ -306,7 +306,7 @@ def create_instances(
     output: Output = "table",
     site: SiteAccess = EVERYBODY,
 ) -> None:
-    """Get machines: as many as are wanted, or none."""
+    """Get the requested number of machines, or none."""
     with site.client() as client:
         vpc_id, type_id = VPC.find(client, vpc).id, _only(client, TYPE, kind).id
         order = _order(name, count, vpc_id, type_id, spread=spread)

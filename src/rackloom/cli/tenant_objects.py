@@ -1,15 +1,15 @@
 """The objects that tenants have at a site, as the tenant's commands see them.
 
-`SiteAccess` says which site and for whom: the site of `rackloom up` in a home directory, for which a token is
-made, or any service with a token. `ObjectKind` says of one kind how its objects are listed, read and deleted,
-and how they look in a table. Everything else is the same for all kinds:
+`SiteAccess` names the site and the organisation. The site is that of `rackloom up` in a home directory, for
+which a token is made, or any service with a token. `ObjectKind` describes how objects of one kind are listed,
+read and deleted, and how they look in a table. Everything else is the same for all kinds:
 
-- `find` takes an id or a name. A name that several objects have is refused, with their ids; for an unknown
-  name the nearest names are given.
-- `show` prints a table, JSON, YAML or names. A list without objects says for which organisation it is
-  empty, on standard error: a misspelt organisation would look like an empty one.
-- `watch` prints the list, then each object again that changed, until Ctrl-C. It asks every `WATCH_SECONDS`.
-- `wait` asks until every object has a status, with the count on standard error.
+- `find` takes an id or a name. It refuses a name that several objects have, and lists their ids. For an
+  unknown name it gives the nearest names.
+- `show` prints a table, JSON, YAML or names. It reports an empty list on standard error with the name of the
+  organisation, because a misspelt organisation would look like an empty one.
+- `watch` prints the list, then each object that changed, until Ctrl-C. It polls every `WATCH_SECONDS`.
+- `wait` polls until every object has a status, and shows the count on standard error.
 """
 
 import shlex
@@ -38,7 +38,7 @@ ObjectFormat = Literal["table", "json", "yaml", "name"]
 ObjectOutput = Annotated[ObjectFormat, OUTPUT]
 WATCH_SECONDS = 1.0
 COMPLETION_SECONDS = 2.0
-"""For the names that a shell offers: nobody waits longer for those."""
+"""The timeout for names that a shell offers, because a user does not wait longer."""
 
 # The site, and the organisation that a command acts for.
 
@@ -46,23 +46,23 @@ COMPLETION_SECONDS = 2.0
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SiteAccess:
-    """The site to ask, and for whom."""
+    """The site to call, and the organisation."""
 
     org: Annotated[str, Parameter(env_var="RACKLOOM_ORG")] = "demo"
     "Organisation that you act for."
     url: Annotated[str | None, Parameter(env_var="RACKLOOM_URL")] = None
-    "Address of the service, such as https://site.example; default: the site of `rackloom up` in HOME."
+    "Address of the service, such as https://site.example. Default: the site of `rackloom up` in HOME."
     token_file: Annotated[Path | None, Parameter(env_var="RACKLOOM_TOKEN_FILE")] = None
     "File with the bearer token, for a site with a --url."
     ca: Annotated[Path | None, Parameter(env_var="RACKLOOM_CA")] = None
-    "Authority that signed the certificate of the service (PEM); default: those that the system trusts."
+    "Certificate authority of the service (PEM). Default: the system's trusted authorities."
     home: Annotated[Path | None, Parameter(env_var="RACKLOOM_HOME")] = None
-    "Home of the `rackloom up`; default: the one that it uses."
+    "Home of the `rackloom up`. Default: the one that `rackloom up` uses."
 
     def client(self, timeout: float | None = None) -> "Client":
-        """A client; with a `timeout` in seconds, one that asks once."""
+        """A client. With a `timeout` in seconds, it tries each request once."""
         connection = self._connection()
-        # The HTTP library takes longer to import than everything else, and a help or a refusal needs none.
+        # The HTTP library takes longer to import than everything else. Help and refusals do not need it.
         import httpx2
 
         from rackloom.client import Client, RetryPolicy
@@ -72,7 +72,7 @@ class SiteAccess:
         return Client(connection, retries=RetryPolicy(attempts=1), timeout=httpx2.Timeout(timeout))
 
     def advise(self, command: str) -> None:
-        """Say on standard error what to try next, with the options that lead to this site."""
+        """Print the next command to try on standard error, with the options for this site."""
         options = {
             "--org": None if self.org == type(self).org else self.org,
             "--url": self.url,
@@ -121,11 +121,11 @@ class ObjectKind(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     read: Callable[[str], Call[T]]
     name: Callable[[T], str]
     row: Callable[[T, "Names"], Row]
-    """What a table shows of an object, in the order of `headers`; without the id, which is last."""
+    """An object's cells in a table, in the order of `headers`, without the id, which comes last."""
     delete: Callable[[str], Call[Any]] | None = None
 
     def find(self, client: "Client", wanted: str) -> T:
-        """The object with this id or name. Raises Refused where there is none, or more than one."""
+        """The object with this id or name. Raises Refused if there is none, or more than one."""
         if _is_id(wanted):
             return client.call(self.read(wanted))
         every = list(client.items(self.listed()))
@@ -142,7 +142,7 @@ class ObjectKind(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return found[0]
 
     def complete(self, context: Any) -> list[str]:
-        """The names that a shell offers for a word; cyclopts turns an error into none."""
+        """The names that a shell offers for a word. cyclopts turns an error into an empty list."""
         with _access_of(context).client(timeout=COMPLETION_SECONDS) as client:
             return [self.name(each) for each in client.items(self.listed())]
 
@@ -155,7 +155,7 @@ class Names:
         self._known: dict[str, Mapping[str, str]] = {}
 
     def of(self, kind: ObjectKind[Any], object_id: str | None) -> str:
-        """The name; the id where it is not listed, and `-` for none."""
+        """The name of an object, its id if it is not listed, or `-` for None."""
         if object_id is None:
             return "-"
         if kind.noun not in self._known:
@@ -182,7 +182,7 @@ def _is_id(wanted: str) -> bool:
 def show(
     client: "Client", kind: ObjectKind[T], objects: Sequence[T], output: ObjectFormat, *, single: bool = False
 ) -> None:
-    """Print objects; `single`: one object, not a list of one, as JSON and YAML."""
+    """Print objects. With `single`, JSON and YAML are one object instead of a list of one."""
     if output == "name":
         for each in objects:
             print(kind.name(each))
@@ -200,13 +200,13 @@ def _cells(kind: ObjectKind[T], found: T, names: Names) -> Row:
 
 
 def status_of(found: Any) -> str:
-    """The status, which is unknown since a time where the fabric has not confirmed it."""
+    """The status, or "unknown since" a time if the fabric has not confirmed it."""
     since: datetime | None = getattr(found, "unknown_since", None)
     return str(found.status) if since is None else f"unknown since {since:%H:%M:%S} UTC"
 
 
 def age(created: datetime) -> str:
-    """How long ago, in the largest unit that has a whole number."""
+    """The time since `created`, in the largest unit that has a whole number."""
     seconds = max(0, int((datetime.now(UTC) - created).total_seconds()))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= size:
@@ -218,7 +218,7 @@ def age(created: datetime) -> str:
 
 
 def watch(client: "Client", kind: ObjectKind[T], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Print the list, then what is new, changed or gone, until interrupted. A lost answer is asked again."""
+    """Print the list, then new, changed or deleted objects, until Ctrl-C. A lost request is repeated."""
     shown: dict[str, Row] = {}
     print(columns((*kind.headers, "ID"), ()), flush=True)
     for rows in _readings(client, kind, sleep):
@@ -233,7 +233,7 @@ def watch(client: "Client", kind: ObjectKind[T], sleep: Callable[[float], None] 
 def _readings(
     client: "Client", kind: ObjectKind[T], sleep: Callable[[float], None]
 ) -> Iterator[dict[str, Row]]:
-    """The row of each object by id, again and again."""
+    """Yield the row of each object by id, once per poll."""
     while True:
         try:
             names = Names(client)
@@ -256,7 +256,7 @@ def wait(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Sequence[T]:
-    """The objects, once all have `status`. Raises Retry after `seconds`, Refused where any is in Error."""
+    """The objects, once all have `status`. Raises Retry after `seconds`, and Refused if one is in Error."""
     objects: list[Any] = []
 
     def done() -> int:
@@ -278,7 +278,7 @@ def wait_until_gone(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Return when none of the objects is there. Raises Retry after `seconds`."""
+    """Return once none of the objects exists. Raises Retry after `seconds`."""
 
     def gone() -> int:
         return sum(_is_gone(client, kind, object_id) for object_id in ids)
@@ -294,7 +294,7 @@ def _until_all(
     sleep: Callable[[float], None],
     clock: Callable[[], float],
 ) -> None:
-    """Return when `count` gives `total`. Each change of the count is printed."""
+    """Return once `count` gives `total`, and print each change of the count."""
     begun, before = clock(), -1
     while (done := count()) < total:
         if done != before:

@@ -1,7 +1,7 @@
-"""`rackloom topology`: what is wired to what, on this host, a saved machine, or a published profile.
+"""`rackloom topology`: the wiring of this host, a saved machine, or a published profile.
 
 `classes` prints one row per GPU and one column per run of NICs that every GPU sees alike, because a
-machine has up to 32 NICs. Each value is printed with its source; what is not known prints as a dash.
+machine has up to 32 NICs. Each value is printed with its source. An unknown value prints as a dash.
 
 `slurm` keeps Slurm's topology.yaml up to date (`app.slurm_topology`, which is imported when it runs).
 """
@@ -53,7 +53,7 @@ def list_profiles(*, output: Output = "table") -> None:
 @app.command
 @with_common_flags
 def show(profile: str, *, output: Output = "table") -> None:
-    """Show a profile: devices, NUMA nodes and PCIe paths of a machine; racks, trays and links of a rack.
+    """Show a profile: devices, NUMA nodes and PCIe paths of a machine, or racks, trays and links of a rack.
 
     Parameters
     ----------
@@ -77,16 +77,16 @@ def discover(
     declared: Path | None = None,
     output: Output = "table",
 ) -> None:
-    """Discover the GPUs and NICs of this host, and how near they are; saved as JSON, `show` reads it again.
+    """Discover the GPUs and NICs of this host and the distances between them. `show` reads saved JSON again.
 
     Parameters
     ----------
     sysroot
         A directory with `sys` and `proc` of another machine, instead of this one's.
     nccl_topology
-        The vendor's topology file (NCCL_TOPO_FILE), for what a hypervisor hides.
+        The vendor's topology file (NCCL_TOPO_FILE), for values that a hypervisor hides.
     declared
-        A JSON file with what is wrong or missing on this machine; docs/topology.md shows one.
+        A JSON file with corrections and missing values of this machine. docs/topology.md shows one.
     """
     from rackloom.topology.discovery.discover import discover_machine as find
 
@@ -102,15 +102,15 @@ def show_classes(
     guest: Flag = False,
     output: Output = "table",
 ) -> None:
-    """Show how near each NIC is to each GPU (PIX, PXB, PHB, NODE, SYS, UNKNOWN) and who says so.
+    """Show how near each NIC is to each GPU (PIX, PXB, PHB, NODE, SYS, UNKNOWN), with the source.
 
     Parameters
     ----------
     profile
-        Name as `rackloom topology list` prints it, or a machine saved as a .json file. Of a rack, the machine
-        of its trays is shown.
+        Name as `rackloom topology list` prints it, or a machine saved as a .json file. For a rack, the
+        machine of its trays is shown.
     guest
-        Only what the kernel and driver of the machine itself show, without vendor files and declarations.
+        Use only values that the machine's kernel and driver show, without vendor files and declarations.
     """
     found, machine = _load_profile(profile), load_machine(profile)
     matrix = classes(guest_view(machine) if guest else machine)
@@ -137,9 +137,9 @@ def slurm(
     every: Annotated[float, Parameter(validator=Number(gte=1))] = 30.0,
     once: Flag = False,
 ) -> None:
-    """Keep Slurm's topology.yaml up to date: a block for each clique of the nodes that are Slurm's.
+    """Keep Slurm's topology.yaml up to date, with a block for each clique of Slurm's nodes.
 
-    A source that cannot be read, or shows no block, changes nothing. docs/slurm.md has the whole picture.
+    If a source cannot be read or shows no block, nothing is changed. docs/slurm.md has the whole picture.
 
     Parameters
     ----------
@@ -148,23 +148,23 @@ def slurm(
     config_map
         NAMESPACE/NAME of the ConfigMap that Slinky's Controller names in configFileRefs, in place of a file.
     site
-        Files with nodes (`kubectl get nodes -o json`) in place of a cluster, read again after a change.
+        Files with nodes (`kubectl get nodes -o json`) in place of a cluster. Changes are read again.
     taint
-        Key of the taint of the nodes that are Slurm's.
+        Key of the taint of Slurm's nodes.
     all_nodes
-        Every node with a clique is Slurm's, tainted or not.
+        Treat every node with a clique as Slurm's, tainted or not.
     clique_label
         Label of nodes that names their clique.
     block_size
-        Nodes of Slurm's base block; default: the largest block.
+        Nodes of Slurm's base block. Default: the size of the largest block.
     hook
-        Command that has Slurm read the file, such as `scontrol reconfigure`. Run after a change, and again
-        until it succeeds.
+        Command that makes Slurm read the file, such as `scontrol reconfigure`. It is run after a change, and
+        repeated until it succeeds.
     busy
         Command that prints the nodes with jobs, such as `sinfo -h -N -t alloc,mix,comp -o %N`. A node enters
         a block only while it is not among them.
     every
-        Seconds between two looks at the files of --site.
+        Seconds between two checks of the files of --site.
     once
         Write the topology of --site once, run the hook, and end.
     """
@@ -212,7 +212,7 @@ def _discovered_page(machine: Machine) -> str:
 
 
 def _interfaces_table(machine: Machine) -> str:
-    """Interfaces with the same answer share a row: a node has one for each of its pods."""
+    """Interfaces with the same answer share a row, because a node has one for each of its pods."""
     alike: dict[tuple[str, str | None], list[str]] = {}
     for interface in machine.interfaces:
         alike.setdefault((interface.kind, interface.excluded), []).append(interface.name)
@@ -237,7 +237,7 @@ def load_machine(profile: str) -> Machine:
     """A published machine, the tray of a published rack, or a saved machine.
 
     Raises:
-        Refused: there is none of that name.
+        Refused: no machine or rack has that name.
     """
     return machine_or_tray(_load_profile(profile), "classes")
 
@@ -255,7 +255,7 @@ def _saved_machine(path: Path) -> Machine:
 
 
 def machine_or_tray(found: Machine | RackProfile, wanted: str) -> Machine:
-    """A machine, or that of the trays of a rack. Raises Refused if none is published: `wanted` is unknown."""
+    """The machine, or that of a rack's trays. Raises Refused with `wanted` if none is published."""
     if isinstance(found, Machine):
         return found
     if found.tray_machine is None:

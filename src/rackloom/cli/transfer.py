@@ -1,8 +1,8 @@
 """`rackloom transfer run|serve|model`: measure a KV-cache transfer, or model it from the wiring.
 
 `run` exits with 0 only if the data was verified and the promised device carried it. Without --target both
-ends run on this host; with --emulate two network namespaces with shaped links stand for an aligned and an
-unaligned NIC. Runs that were complete before one failed are saved too. `serve` is the target for
+ends run on this host. With --emulate, shaped links between two network namespaces emulate an aligned and an
+unaligned NIC. If a run fails, the complete runs before it are saved too. `serve` is the target for
 initiators on other hosts. `model` moves nothing. The commands for saved records are in
 `transfer_records`.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @with_common_flags
 def model(machine: str, *, block_size: str = "1GiB", batch_size: int = 1, output: Output = "table") -> None:
-    """Model the transfer of a machine's GPU and NIC pairs from its wiring; nothing is moved or measured.
+    """Model the transfer of a machine's GPU and NIC pairs from its wiring. Nothing is moved or measured.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def run(
     textfile: Path | None = None,
     output: Output = "table",
 ) -> int:
-    """Measure; exit 0 only if the data was verified and the promised device carried it.
+    """Measure a transfer. Exit 0 only if the data was verified and the promised device carried it.
 
     Without --target both ends run on this host. With --pair or --every-gpu each pair is measured alone, then
     all at once.
@@ -112,22 +112,22 @@ def run(
     Parameters
     ----------
     sizes
-        What one run moves.
+        Sizes of one run.
     devices
-        Which memory and NICs this end uses.
+        Memory and NICs of this end.
     runs
-        Measurements per arm; the mean is reported.
+        Measurements per arm. The mean is reported.
     emulate
-        Compare an aligned and an unaligned NIC, emulated by shaped links between two network namespaces;
-        with --every-gpu, drive the two as pairs.
+        Compare an aligned and an unaligned NIC, emulated by shaped links between two network namespaces.
+        With --every-gpu, use the two as pairs.
     rates
         With --emulate: the declared rates of the two links, Gb/s.
     target
-        HOST:PORT of a `rackloom transfer serve` to measure against; pair k takes PORT + k.
+        HOST:PORT of a `rackloom transfer serve` to measure against. Pair k takes PORT + k.
     secret_file
-        File with the secret shared with that target; else the variable RACKLOOM_TRANSFER_SECRET.
+        File with the secret shared with that target. Default: the variable RACKLOOM_TRANSFER_SECRET.
     save
-        File for the record. Runs that were complete before one failed are kept there too.
+        File for the record. If a run fails, the complete runs before it are kept there too.
     textfile
         Also write the result for the textfile collector of Prometheus' node exporter.
     """
@@ -167,16 +167,16 @@ def serve(
     once: bool = False,
     timeout: float = 600.0,
 ) -> None:
-    """Be the target for initiators on other hosts, one after the other, until Ctrl-C.
+    """Serve as the target for initiators on other hosts, one after the other, until Ctrl-C.
 
     Parameters
     ----------
     devices
-        Which memory and NICs this end uses.
+        Memory and NICs of this end.
     listen
-        HOST:PORT for the control channel; pair k takes PORT + k. The transfer takes the pinned devices.
+        HOST:PORT for the control channel. Pair k takes PORT + k. The transfer takes the pinned devices.
     secret_file
-        File with the shared secret; else the variable RACKLOOM_TRANSFER_SECRET.
+        File with the shared secret. Default: the variable RACKLOOM_TRANSFER_SECRET.
     once
         End after the first completed measurement (of each pair).
     timeout
@@ -219,7 +219,7 @@ def report_table(report: "AlignmentReport") -> str:
 
 @dataclass(frozen=True)
 class _RunLog:
-    """The runs so far. The RESULT line of each is printed at once, if at all."""
+    """The runs up to now. The RESULT line of each is printed at once, if at all."""
 
     print_results: bool
     runs: "list[TransferReport]" = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""What `transfer run` and `transfer serve` share: sizes, devices, addresses, and the secret.
+"""Code that `transfer run` and `transfer serve` share: sizes, devices, addresses, and the secret.
 
-`Sizes` says what one run moves. `Devices` says which memory and NICs this end uses: a single end, named
+`Sizes` describes one run. `Devices` gives the memory and NICs of this end: a single end, named
 pairs, the nearest NIC for every GPU, or every pair of GPU and NIC. `allocated` and `claim` name the NICs
-that a claim allocated; measuring is refused if others are visible. The shared secret comes from a file or
+that a claim allocated. Measuring is refused if others are visible. The shared secret comes from a file or
 from an environment variable, never from the command line.
 """
 
@@ -40,7 +40,7 @@ _UNITS = {
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What one run moves."""
+    """The sizes of one run."""
 
     op: Literal["WRITE", "READ"] = "WRITE"
     "WRITE pushes from the initiator, READ pulls from the target."
@@ -51,9 +51,9 @@ class Sizes:
     iters: int = 100
     "Timed iterations per run."
     warmup: int = 20
-    "Iterations before them."
+    "Untimed iterations before them."
     timeout: float = 600.0
-    "Seconds after which one run is given up."
+    "Seconds after which one run is aborted."
 
     def spec(self) -> "TransferSpec":
         """The measurement.
@@ -76,22 +76,22 @@ class Sizes:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Which memory and which NICs this end uses, and what its claim gave it."""
+    """The memory and NICs of this end, and the devices of its claim."""
 
     device: str = "cpu"
-    "Memory of the buffer: cpu, cuda:0, or fabric:0 for multi-node NVLink; a PCI address may stand for 0."
+    "Memory of the buffer: cpu, cuda:0, or fabric:0 for multi-node NVLink. A PCI address may replace the 0."
     transport: Words = ()
-    "UCX transport to pin, may be repeated. cma and other memory transports need tcp beside them."
+    "UCX transport to pin. May be repeated. cma and other memory transports also need tcp."
     net_device: Words = ()
-    "UCX device to pin, may be repeated. A single one is a promise that the report checks."
+    "UCX device to pin. May be repeated. A single one is a promise that the report checks."
     pair: Words = ()
-    "DEVICE=NIC, such as cuda:0=mlx5_0:1; may be repeated, the same number at both ends."
+    "DEVICE=NIC, such as cuda:0=mlx5_0:1. May be repeated, the same number of times at both ends."
     every_gpu: bool = False
     "Pair every GPU of this process with its nearest NIC."
     sweep: bool = False
     "Pair every GPU of this process with every NIC, each alone: the whole matrix."
     allocated: Words = ()
-    "NIC that the claim allocated, by any name, may be repeated; measuring is refused if others are seen."
+    "NIC that the claim allocated, by any name. May be repeated. Measuring is refused if others are visible."
     claim: Path | None = None
     "File with the allocated ResourceClaims (kubectl get resourceclaims -o yaml), instead of --allocated."
 
@@ -103,7 +103,7 @@ class Devices:
         return EndConfig(ucx=pins, device=self.device, allocated=self.allocation())
 
     def allocation(self) -> "AllocatedDevices | None":
-        """What the claim allocated; None if no option names it.
+        """The devices of the claim, or None if no option names it.
 
         Raises:
             Refused: the file holds no allocated claim.
@@ -116,10 +116,10 @@ class Devices:
         return AllocatedDevices(_split_words(self.allocated)) if self.allocated else None
 
     def pairs(self, machine: "Machine | None") -> "tuple[GpuNicPair, ...]":
-        """The pairs that the options name; empty for a single end.
+        """The pairs that the options name. Empty for a single end.
 
         Raises:
-            Refused: not DEVICE=NIC, or no GPU, machine or NIC to pair.
+            Refused: a pair is not DEVICE=NIC, or there is no GPU, machine or NIC to pair.
         """
         if not (self.every_gpu or self.sweep):
             return tuple(_parse_pair(text, machine) for text in self.pair)
@@ -152,7 +152,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port from HOST:PORT; an IPv6 host may stand in brackets.
+    """Host and port from HOST:PORT. An IPv6 host may be in brackets.
 
     Raises:
         Refused: not an address with a port.
@@ -164,7 +164,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def read_secret(file: Path | None) -> str:
-    """The shared secret from `file` or from the environment; never from the command line.
+    """The shared secret from `file` or from the environment. It is never read from the command line.
 
     Raises:
         Refused: there is none, or the file cannot be read.
@@ -189,5 +189,5 @@ def _parse_pair(text: str, machine: "Machine | None") -> "GpuNicPair":
 
 
 def _split_words(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Repeated or comma-separated, as UCX itself takes them."""
+    """Split repeated or comma-separated words, as UCX does."""
     return tuple(part for word in words for part in word.split(",") if part)

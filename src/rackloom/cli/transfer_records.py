@@ -1,9 +1,8 @@
-"""`rackloom transfer report|compare|baseline|gate|evidence`: what to do with saved records.
+"""`rackloom transfer report|compare|baseline|gate|evidence`: commands for saved records.
 
-`report` prints a record as tables, JSON, HTML or SVG, with the time in which the KV caches of known
-models would be handed over. `compare` tests two records arm by arm. A baseline is a record that is
-complete, proved and uncontended; `gate` exits with 1 if an arm is slower than its baseline beyond noise,
-misplaced or unknown.
+`report` prints a record as tables, JSON, HTML or SVG, with the time to hand over the KV caches of known
+models. `compare` tests two records arm by arm. A baseline is a record that is complete, proved and
+uncontended. `gate` exits with 1 if an arm is slower than its baseline beyond noise, misplaced or unknown.
 """
 
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ def report(
     record
         File that `transfer run --save` wrote.
     model
-        Model whose KV cache is handed over, may be repeated; all that are known if left out.
+        Model whose KV cache is handed over. May be repeated. Default: all known models.
     tokens
         Length of the prompt.
     prefill_ms
@@ -113,7 +112,7 @@ def baseline(record: Path, to: Path) -> None:
 
 @with_common_flags
 def gate(record: Path, *, baseline: Path, output: Output = "table") -> int:
-    """Exit 0 if every arm holds its baseline, 1 if one is slower beyond noise, misplaced or not known.
+    """Exit 0 if every arm holds its baseline, 1 if one is slower beyond noise, misplaced or unknown.
 
     Parameters
     ----------
@@ -130,12 +129,12 @@ def gate(record: Path, *, baseline: Path, output: Output = "table") -> int:
 
 @with_common_flags
 def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None = None) -> None:
-    """Add what other tools printed on the same machine to a record.
+    """Add the results of other tools on the same machine to a record.
 
     Parameters
     ----------
     record
-        File that `transfer run --save` wrote; it is written anew.
+        File that `transfer run --save` wrote. It is replaced.
     nvbandwidth
         Output of `nvbandwidth -j`.
     nccl

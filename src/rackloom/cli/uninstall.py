@@ -1,7 +1,7 @@
-"""`rackloom uninstall`: prints what would be removed from a cluster, or removes it with --yes.
+"""`rackloom uninstall`: print the plan of a removal from a cluster, or carry it out with --yes.
 
-Tables name a single object, and count several of a kind; JSON and YAML name all of them. On a terminal
-one line shows what a step that takes more than a second waits for.
+Tables name a single object, and count several of a kind. JSON and YAML name all of them. If a step takes
+more than a second, one line on a terminal shows the objects that it waits for.
 """
 
 import sys
@@ -46,27 +46,28 @@ def uninstall(
     timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=86_400))] = 120.0,
     output: Output = "table",
 ) -> int:
-    """Remove from a cluster what deploy/kubernetes installed and what came of it, as its administrator.
+    """Remove an installation of deploy/kubernetes and the objects that it created, as cluster administrator.
 
-    Prints the plan, and changes nothing; with --yes it acts, and reports each step once a look at the cluster
-    finds nothing more of it. What pods still use is never taken away: it is reported with the command that
-    ends the use. What is not ours stays, and is listed with the reason. It may be interrupted at any point
-    and called again, also after `kubectl delete -k`. Exit code 0 when nothing blocks it, or when all is done.
+    Prints the plan and changes nothing. With --yes it acts, and reports a step as done once the cluster no
+    longer has its objects. Objects that pods still use are never removed. They are reported with the command
+    that ends the use. Objects of other programs stay, and are listed with the reason. It may be interrupted
+    at any point and called again, also after `kubectl delete -k`. Exit code 0 if nothing blocks it, or if all
+    is done.
 
-    - `rackloom uninstall` prints what would be removed, and what blocks it
+    - `rackloom uninstall` prints the plan, and anything that blocks it
     - `rackloom uninstall --yes` removes it
     - `rackloom uninstall --context lab -o json` prints the plan for another cluster, for a program
 
     Parameters
     ----------
     namespace
-        The driver's namespace; others of ours are found by their label.
+        The driver's namespace. Rackloom's other namespaces are found by their label.
     helm_release
-        The Helm release by which it was installed. What other releases say is their own stays.
+        The Helm release by which it was installed. Objects of other releases stay.
     yes
         Act.
     timeout
-        Seconds for which a step may stand still before it is given up.
+        Seconds without progress after which a step is given up.
     """
     from rackloom.app.uninstall import ProgressListener, UninstallTarget, perform_removal, plan_removal
 
@@ -93,7 +94,7 @@ def uninstall(
 
 
 class _Progress:
-    """One line on a terminal, while a step takes its time."""
+    """One line on a terminal during a long step."""
 
     def __init__(self, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
