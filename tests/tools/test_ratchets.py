@@ -258,8 +258,15 @@ def test_the_program_fails_far_below_a_ceiling_until_it_is_lowered(monkeypatch, 
 def test_a_comment_behind_a_section_hides_no_ceiling():
     text = FILE.replace("[prose.src]", "[prose.src]  # per 10,000 words")
     assert text != FILE
-    lower = ratchets.lowered(text, {RATE: 1.0})
-    assert ratchets.read_ceilings(lower)[RATE] == 1.0
+    lower = ratchets.lowered(text, {RATE: 6.0})
+    assert ratchets.read_ceilings(lower)[RATE] == 6.0
+
+
+def test_the_ceiling_of_a_rate_falls_to_that_of_the_guide():
+    assert ratchets.read_ceilings(ratchets.lowered(FILE, {RATE: 1.0}))[RATE] == 4.0
+    assert ratchets.complaints({RATE: 4.0}, {RATE: 1.0}) == []
+    in_tests = ("prose", "tests", "ask")
+    assert len(ratchets.complaints({RATE: 8.0, in_tests: 8.0}, {RATE: 1.0, in_tests: 1.0})) == 1
 
 
 def test_the_file_has_a_ceiling_for_each_figure():
