@@ -1,6 +1,6 @@
 """The cost of placing gangs on a large cluster in use, one JSON object a row.
 
-    python benchmarks/gangs.py [--quick] [--nodes N] [--pods-per-node P] [--pending G] [--new M]
+    python benchmarks/gangs.py [--quick] [--nodes N] [--pods-per-node P] [--pending G] [--new M] [--waiting W]
 
 The gang controller runs beside the fake API server in this process. N nodes of four GPUs are in use, G gangs
 of 16 trays wait for room, and part of a rack opens for each gang that comes. Images, environments and field
@@ -11,6 +11,13 @@ that memory is the controller's, but for `before_mib` of the server and of modul
 - `rest`: CPU and lists while nothing changes but heartbeats of nodes.
 - `refused`: CPU seconds for each gang that waits, when a pod has ended and none of them fits yet.
 - `new`: milliseconds from the last pod of a gang to its plan, and the lists that M of them cause.
+
+Then Kueue's check runs beside such a server. Half of the nodes are in use, and W workloads of four trays
+wait.
+
+- `kueue_waiting`: CPU seconds until all of them have a verdict.
+- `kueue_rest`: CPU and lists while nothing changes but heartbeats of nodes.
+- `kueue_new`: milliseconds from the reservation of quota to the verdict, for one workload at a time.
 """
 
 import argparse
@@ -21,6 +28,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter as Count
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -31,23 +39,30 @@ import structlog
 from site_figures import load, spent
 
 from rackloom.claim.cluster.gang_controller import GangController
+from rackloom.claim.cluster.gang_placer import GangCaches
+from rackloom.claim.cluster.kueue_controller import KueueController
 from rackloom.claim.kube.api import EventRecorder, ObjectList
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.cluster.gang_objects import GANG_GATE, GROUP_LABEL
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
 from rackloom.core.cluster.objects import (
+    ADMISSION_CHECK,
     DEVICE_CLASS,
     GANG_PLAN,
     NODE,
     POD,
+    RESOURCE_FLAVOR,
     RESOURCE_SLICE,
+    WORKLOAD,
     Object,
     ResourceKind,
 )
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.cluster.projection import project_for_control as keep
-from rackloom.core.gangs.snapshot import GangSettings
+from rackloom.core.gangs.snapshot import BesideKueue, GangSettings
+from rackloom.core.kueue.plans import CONTROLLER_NAME
 from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.objects import TypeSchema
 from rackloom.lab.kube.server import FakeKube
 from rackloom.topology.profiles import load_machine
 
@@ -180,7 +195,7 @@ def memory(field: str) -> float:
 def lists(kube: FakeKube) -> int:
     """Lists of whole kinds so far, but for kinds that are not served."""
     calls = kube.calls.items()
-    whole = ("nodes", "resourceslices", "resourceclaims", "gangplans", "deviceclasses")
+    whole = ("nodes", "resourceslices", "resourceclaims", "gangplans", "deviceclasses", "workloads")
     return sum(n for call, n in calls if call.verb == "list" and call.resource in whole)
 
 
@@ -311,6 +326,100 @@ async def _rows(options: argparse.Namespace, kube: FakeKube, sizes: dict[str, in
     row("new", **sizes, **figures, lists=lists(kube) - listed, peak_mib=memory("VmHWM"))
 
 
+# Kueue's check.
+
+
+CHECK, ASKED = "rackloom", 4
+GOAL_WAITING_S, GOAL_VERDICT_MS = 30.0, 200.0
+
+
+def workload(name: str) -> Object:
+    """A workload of four trays that has quota and waits for the check."""
+    template = {"metadata": {}, "spec": pod(name, None, 4)["spec"]}
+    pending = {"name": CHECK, "state": "Pending", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    reserved = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {
+        "apiVersion": WORKLOAD.api_version,
+        "kind": WORKLOAD.kind,
+        "metadata": {"name": name, "namespace": TEAM, "uid": name},
+        "spec": {"podSets": [{"name": "main", "count": ASKED, "template": template}], "queueName": "q"},
+        "status": {"admissionChecks": [pending], "conditions": [reserved]},
+    }
+
+
+def verdict(obj: Object | None) -> str:
+    """The state of the check on a workload."""
+    return "" if obj is None else obj["status"]["admissionChecks"][0]["state"]
+
+
+async def measure_checks(options: argparse.Namespace, pages: BinaryIO) -> None:
+    """The rows of Kueue's check."""
+    kube, nodes, waiting = (
+        FakeKube(namespaces=("default", TEAM), window=10**6),
+        options.nodes,
+        options.waiting,
+    )
+    lists_of = {"status.conditions": ("type",), "status.admissionChecks": ("name",)}
+    for kind in (WORKLOAD, ADMISSION_CHECK, RESOURCE_FLAVOR):
+        kube.serve(kind, TypeSchema(status=kind != RESOURCE_FLAVOR, lists=lists_of))
+    api = BulkApi(kube, pages)
+    for number in range(nodes):
+        kube.store.put(NODE, node(number))
+    used = ((number, place) for number in range(nodes) for place in range(options.pods_per_node))
+    has_gpus = ((n, place, 4 if place == 0 and n // TRAYS % 2 else 0) for n, place in used)
+    api.add(POD, (pod(f"pod-{n}-{place}", n, gpus) for n, place, gpus in has_gpus))
+    kube.store.put(
+        ADMISSION_CHECK,
+        {"metadata": {"name": CHECK, "uid": CHECK}, "spec": {"controllerName": CONTROLLER_NAME}},
+    )
+    for number in range(waiting):
+        kube.store.put(WORKLOAD, workload(f"waits-{number:04}"))
+    rng, settings = random.Random(1), GangSettings()  # noqa: S311 (jitter)
+    caches = GangCaches(api, rng, settings, BesideKueue(has_plans=True))
+    informers = [asyncio.create_task(informer.run()) for informer in caches.informers]
+    await caches.synced()
+    await quiet()
+    sizes = {"nodes": nodes, "pods": nodes * options.pods_per_node, "waiting": waiting}
+    before = spent()
+    controller = KueueController(api, time.time, rng, settings, caches)
+    running = asyncio.create_task(controller.run())
+    last = f"waits-{waiting - 1:04}"
+    await until(lambda: verdict(kube.store.find(WORKLOAD, (TEAM, last))) != "Pending" or running.done())
+    found = {state.lower(): count for state, count in Count(map(verdict, kube.store.all(WORKLOAD))).items()}
+    row("kueue_waiting", **sizes, **found, cpu_s=spent() - before, goal_cpu_s=GOAL_WAITING_S)
+    await quiet()
+    cpu, listed, began, beats = spent(), lists(kube), time.monotonic(), 0
+    while time.monotonic() - began < REST_SECONDS[options.quick]:
+        obj = node(beats % nodes)
+        kube.store.put(NODE, {**obj, "metadata": {**obj["metadata"], "annotations": {"beat": str(beats)}}})
+        beats += 1
+        await asyncio.sleep(300 / nodes)
+    cores = (spent() - cpu) / (time.monotonic() - began)
+    row("kueue_rest", **sizes, cores=cores, lists=lists(kube) - listed, beats=beats)
+    # Some workloads end, so that a part of those that come has room.
+    for number in range(0, waiting, 10):
+        over = {"type": "Finished", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        ended = kube.store.read(WORKLOAD, (TEAM, f"waits-{number:04}"))
+        kube.store.put(WORKLOAD, {**ended, "status": {**ended["status"], "conditions": [over]}})
+    delays, listed, used_s = [], lists(kube), 0.0
+    for number in range(options.new * 5):
+        name = f"new-{number:04}"
+        await quiet(0.2)
+        came, before = time.monotonic(), spent()
+        kube.store.put(WORKLOAD, workload(name))
+        await until(lambda: verdict(kube.store.find(WORKLOAD, (TEAM, name))) != "Pending")  # noqa: B023
+        delays.append(1000 * (time.monotonic() - came))
+        used_s += spent() - before
+    ordered = sorted(delays)
+    p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    goal = {"goal_p99_ms": GOAL_VERDICT_MS, "lists": lists(kube) - listed}
+    each = {"workloads": len(delays), "cpu_ms": 1000 * used_s / len(delays)}
+    row("kueue_new", **sizes, **each, p50_ms=p50, p99_ms=p99, **goal)
+    for task in (running, *informers):
+        task.cancel()
+    await asyncio.gather(running, *informers, return_exceptions=True)
+
+
 def main() -> None:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -319,13 +428,17 @@ def main() -> None:
     parser.add_argument("--pods-per-node", type=int, default=10)
     parser.add_argument("--pending", type=int)
     parser.add_argument("--new", type=int)
+    parser.add_argument("--waiting", type=int)
+    parser.add_argument("--only-kueue", action="store_true")
     options = parser.parse_args()
     options.nodes = options.nodes or (360 if options.quick else 5000)
     options.pending = options.pending or (10 if options.quick else 200)
     options.new = options.new or (3 if options.quick else 20)
+    options.waiting = options.waiting or (50 if options.quick else 1000)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    with tempfile.TemporaryFile() as pages:
-        asyncio.run(measure(options, pages))
+    for rows in (measure_checks,) if options.only_kueue else (measure, measure_checks):
+        with tempfile.TemporaryFile() as pages:
+            asyncio.run(rows(options, pages))
 
 
 if __name__ == "__main__":

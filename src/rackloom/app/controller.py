@@ -93,7 +93,7 @@ class Leadership:
                 tasks.create_task(self.controller.run())
                 tasks.create_task(self.gangs.run())
                 if self.kueue_checks:
-                    checks = KueueController(self.api, wall, rng, self.gang_settings, self.settings.quota)
+                    checks = KueueController(self.api, wall, rng, self.gang_settings, self.gangs.caches)
                     tasks.create_task(checks.run())
         finally:
             self.controller = self.gangs = None

@@ -1,5 +1,6 @@
 """Verdicts on one reading of a cluster: what is planned, what waits, what can never fit."""
 
+import random
 from typing import Any
 
 import msgspec
@@ -11,13 +12,14 @@ from rackloom.core.cluster.domain_objects import read_compute_domain
 from rackloom.core.cluster.gang_objects import GangKey
 from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
 from rackloom.core.cluster.objects import CreateObject, Object
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import GangPlan
 from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota, spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.placement import PromisedSpares, spare_room
 from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSettings
-from rackloom.core.kueue.checks import KueueCluster, PlacementPass
-from rackloom.core.kueue.plans import Verdict, held_seats, planned_spares
+from rackloom.core.kueue.checks import PlacementPass
+from rackloom.core.kueue.plans import Verdict, held_plans, held_seats, planned_spares
 
 CLIQUE, CHECK, GPU = "nvidia.com/gpu.clique", "c", "nvidia.com/gpu"
 
@@ -55,12 +57,48 @@ def admitted(of: KueueWorkload, verdict: Verdict) -> KueueWorkload:
     return read_workload({**of.obj, "status": {**of.obj["status"], "admissionChecks": [state]}})
 
 
-def pass_on(cluster: KueueCluster, *workloads: KueueWorkload) -> PlacementPass:
-    return PlacementPass(cluster, workloads, [CHECK], GangSettings())
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects as the API server has them."""
+
+    nodes: list[Object] = []
+    pods: list[Object] = []
+    claims: list[Object] = []
+    slices: list[Object] = []
+    classes: list[Object] = []
+    templates: list[Object] = []
+    domains: list[Object] = []
+    records: tuple[GangRecord, ...] = ()
+    taint_rules: list[Object] = []
 
 
-def decide(cluster: KueueCluster, of: KueueWorkload, *others: KueueWorkload) -> Verdict:
-    return pass_on(cluster, *others).decide(of, CHECK)
+def pass_on(
+    cluster: Cluster,
+    *workloads: KueueWorkload,
+    settings: GangSettings = GangSettings(),  # noqa: B008 (a frozen value)
+    quota: QuotaMode = QuotaMode.NONE,
+    before: PlacementPass | None = None,
+) -> PlacementPass:
+    state = read_state(cluster.nodes, cluster.pods, cluster.claims, cluster.slices)
+    lists = ClusterLists(
+        state=state,
+        slices=tuple(cluster.slices),
+        classes=tuple(cluster.classes),
+        templates=tuple(cluster.templates),
+        taint_rules=tuple(cluster.taint_rules),
+        records=cluster.records,
+        planned=held_plans(workloads, state.pods),
+        spare_quotas=spare_quotas(cluster.domains, workloads, quota),
+    )
+    return PlacementPass(lists, cluster.domains, (), workloads, [CHECK], settings, before)
+
+
+def decide(
+    cluster: Cluster,
+    of: KueueWorkload,
+    *others: KueueWorkload,
+    settings: GangSettings = GangSettings(),  # noqa: B008 (a frozen value)
+) -> Verdict:
+    return pass_on(cluster, *others, settings=settings).decide(of, CHECK)
 
 
 def busy(node: str, namespace: str = "other", gpus: int = 4) -> Object:
@@ -72,7 +110,7 @@ def busy(node: str, namespace: str = "other", gpus: int = 4) -> Object:
 
 
 def test_each_verdict_counts_for_the_next_and_for_a_later_pass() -> None:
-    cluster = KueueCluster(nodes=rack(0, 4))
+    cluster = Cluster(nodes=rack(0, 4))
     first, second = workload("first", 3), workload("second", 2)
     served = pass_on(cluster)
     ready = served.decide(first, CHECK)
@@ -83,7 +121,7 @@ def test_each_verdict_counts_for_the_next_and_for_a_later_pass() -> None:
 
 
 def test_a_retry_names_what_is_in_the_way_but_nobody_else() -> None:
-    cluster = KueueCluster(nodes=rack(0, 2), pods=[busy("r0-t0"), busy("r0-t1", "team")])
+    cluster = Cluster(nodes=rack(0, 2), pods=[busy("r0-t0"), busy("r0-t1", "team")])
     verdict = decide(cluster, workload("train", 2))
     assert verdict.state == "Retry"
     assert "has room for 0 of 2 main" in verdict.message
@@ -94,7 +132,7 @@ def test_a_retry_names_what_is_in_the_way_but_nobody_else() -> None:
 
 @pytest.mark.parametrize(("retries", "seconds"), [(0, 15), (1, 30), (3, 120), (9, 300), (10**6, 300)])
 def test_pauses_grow_up_to_a_limit(retries: int, seconds: int) -> None:
-    cluster = KueueCluster(nodes=rack(0, 1), pods=[busy("r0-t0")])
+    cluster = Cluster(nodes=rack(0, 1), pods=[busy("r0-t0")])
     assert decide(cluster, workload("train", 1, retries=retries)).requeue_after == seconds
 
 
@@ -111,24 +149,24 @@ def test_pauses_grow_up_to_a_limit(retries: int, seconds: int) -> None:
     ids=["too large", "no nodes", "no clique yet", "no GPUs yet", "beside a CPU node", "cordoned"],
 )
 def test_only_what_can_never_fit_is_rejected(nodes: list[Object], state: str) -> None:
-    assert decide(KueueCluster(nodes=nodes), workload("train", 3)).state == state
+    assert decide(Cluster(nodes=nodes), workload("train", 3)).state == state
 
 
 def test_a_rule_that_no_node_meets_may_be_met_later() -> None:
-    verdict = decide(KueueCluster(nodes=rack(0, 2)), workload("train", 2, nodeSelector={"zone": "z"}))
+    verdict = decide(Cluster(nodes=rack(0, 2)), workload("train", 2, nodeSelector={"zone": "z"}))
     assert verdict.state == "Retry"
     assert "zone=z" in verdict.message
 
 
 def test_a_claim_template_may_come_later() -> None:
     claims = [{"name": "gpus", "resourceClaimTemplateName": "none-such"}]
-    verdict = decide(KueueCluster(nodes=rack(0, 2)), workload("train", 1, 0, resourceClaims=claims))
+    verdict = decide(Cluster(nodes=rack(0, 2)), workload("train", 1, 0, resourceClaims=claims))
     assert verdict.state == "Retry"
     assert "none-such" in verdict.message
 
 
 def test_a_job_without_devices_is_let_through() -> None:
-    verdict = decide(KueueCluster(), workload("cpu", 8, 0))
+    verdict = decide(Cluster(), workload("cpu", 8, 0))
     assert verdict.state == "Ready"
     assert verdict.pod_set_updates == ()
 
@@ -142,7 +180,7 @@ def test_the_workload_of_a_compute_domain_is_let_through() -> None:
     status = workload("like", 1).obj["status"]
     identity = {**made.obj["metadata"], "uid": "w", "resourceVersion": "1"}
     counted = read_workload({**made.obj, "metadata": identity, "status": status})
-    verdict = decide(KueueCluster(nodes=rack(0, 1), domains=[domain]), counted)
+    verdict = decide(Cluster(nodes=rack(0, 1), domains=[domain]), counted)
     assert (verdict.state, verdict.pod_set_updates) == ("Ready", ())
 
 
@@ -151,7 +189,7 @@ def test_a_tray_has_one_channel_whatever_its_gpus() -> None:
         "metadata": {"name": "d", "namespace": "team"},
         "spec": {"channel": {"resourceClaimTemplate": {"name": "channel"}}},
     }
-    cluster = KueueCluster(nodes=rack(0, 2), domains=[domain])
+    cluster = Cluster(nodes=rack(0, 2), domains=[domain])
     claims = [{"name": "channel", "resourceClaimTemplateName": "channel"}]
     first, second = (workload(name, 1, 1, resourceClaims=claims) for name in ("first", "second"))
     third = workload("third", 1, 1, resourceClaims=claims)
@@ -195,7 +233,7 @@ def test_gpus_and_nics_have_to_be_free_on_the_same_tray() -> None:
         "spec": {"spec": {"devices": {"requests": requests}}},
     }
     names = [f"r0-t{tray}" for tray in range(4)]
-    cluster = KueueCluster(
+    cluster = Cluster(
         nodes=[node(name, "c0", gpus=0) for name in names],
         slices=[*slices(drivers[0], *names), *slices(drivers[1], *names[:3])],
         classes=classes,
@@ -209,7 +247,7 @@ def test_gpus_and_nics_have_to_be_free_on_the_same_tray() -> None:
 
 
 def test_the_trays_of_a_topology_assignment_are_planned_on() -> None:
-    cluster = KueueCluster(nodes=[*rack(0, 3), *rack(1, 3)])
+    cluster = Cluster(nodes=[*rack(0, 3), *rack(1, 3)])
     of = workload("train", 2)
     part = {"domainCount": 2, "valuesPerLevel": [{"individual": {"prefix": "r1-t", "roots": ["0", "2"]}}]}
     topology = {"levels": ["kubernetes.io/hostname"], "slices": [part]}
@@ -226,28 +264,25 @@ def test_the_pods_of_a_gang_get_empty_trays_and_their_spares() -> None:
     nodes = rack(0, 4)
     assert (
         decide(
-            KueueCluster(nodes=nodes, pods=[busy("r0-t0", gpus=1)]), workload("gang", 2, 4, metadata=meta)
+            Cluster(nodes=nodes, pods=[busy("r0-t0", gpus=1)]), workload("gang", 2, 4, metadata=meta)
         ).state
         == "Ready"
     )
     two_busy = [busy("r0-t0", gpus=1), busy("r0-t1", gpus=1)]
-    assert (
-        decide(KueueCluster(nodes=nodes, pods=two_busy), workload("gang", 2, 4, metadata=meta)).state
-        == "Retry"
-    )
+    assert decide(Cluster(nodes=nodes, pods=two_busy), workload("gang", 2, 4, metadata=meta)).state == "Retry"
 
 
 def test_spares_that_the_gang_controller_would_refuse_are_not_planned() -> None:
     annotations = {"rackloom.dev/gang-size": "2", "rackloom.dev/gang-spares": "1"}
     meta = {"labels": {"rackloom.dev/gang": "g"}, "annotations": annotations}
-    cluster, gang = KueueCluster(nodes=rack(0, 4)), workload("gang", 2, 4, metadata=meta)
-    none = PlacementPass(cluster, [gang], [CHECK], GangSettings(max_spares=0)).decide(gang, CHECK)
+    cluster, gang = Cluster(nodes=rack(0, 4)), workload("gang", 2, 4, metadata=meta)
+    none = decide(cluster, gang, gang, settings=GangSettings(max_spares=0))
     assert none.state == "Retry"
     assert "it would keep 1 spare trays, and its namespace may keep 0 more" in none.message
     # Where all need quota, only a ComputeDomain has it.
-    served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.ALL)
+    served = pass_on(cluster, gang, quota=QuotaMode.ALL)
     assert "its ComputeDomains, by their quota, may keep 0 more" in served.decide(gang, CHECK).message
-    served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.LABELLED)
+    served = pass_on(cluster, gang, quota=QuotaMode.LABELLED)
     assert served.decide(gang, CHECK).state == "Ready"
 
 
@@ -257,17 +292,17 @@ def test_spares_of_workloads_whose_gangs_are_still_to_come_count() -> None:
         workload(name, 2, metadata={"labels": {"rackloom.dev/gang": name}, "annotations": annotations})
         for name in ("first", "second")
     )
-    cluster, settings = KueueCluster(nodes=rack(0, 8)), GangSettings(max_spares=1)
-    served = PlacementPass(cluster, [first, second], [CHECK], settings)
+    cluster, settings = Cluster(nodes=rack(0, 8)), GangSettings(max_spares=1)
+    served = pass_on(cluster, first, second, settings=settings)
     ready = served.decide(first, CHECK)
     assert ready.state == "Ready"
     refused = served.decide(second, CHECK)
     assert refused.state == "Retry"
     assert "it would keep 1 spare trays, and its namespace may keep 0 more" in refused.message
     # A later pass reads them from the status; a workload without a plan is promised nothing.
-    later = PlacementPass(cluster, [admitted(first, ready), second], [CHECK], settings)
+    later = pass_on(cluster, admitted(first, ready), second, settings=settings)
     assert later.decide(second, CHECK).state == "Retry"
-    assert PlacementPass(cluster, [first, second], [CHECK], settings).decide(second, CHECK).state == "Ready"
+    assert decide(cluster, second, first, second, settings=settings).state == "Ready"
 
 
 @pytest.mark.parametrize("wanted", [(("g", 2), ("g", 2), ("g", 2)), (("g", 2), ("g", 1), ("h", 1))])
@@ -283,9 +318,9 @@ def test_spares_of_several_workloads_that_name_one_gang_count_together(wanted: A
         )
         for number, (gang, spares) in enumerate(wanted)
     ]
-    cluster, settings = KueueCluster(nodes=rack(0, 18)), GangSettings(max_spares=2)
+    cluster, settings = Cluster(nodes=rack(0, 18)), GangSettings(max_spares=2)
     for number, waiting in enumerate(workloads):
-        verdict = PlacementPass(cluster, workloads, [CHECK], settings).decide(waiting, CHECK)
+        verdict = decide(cluster, waiting, *workloads, settings=settings)
         workloads[number] = admitted(waiting, verdict)
     updates = (
         update for each in workloads for check in each.checks.values() for update in check.pod_set_updates
@@ -324,7 +359,7 @@ def test_promised_spares_count_for_the_quota_of_their_compute_domain() -> None:
 
 def test_a_preferred_topology_that_is_not_had_is_said() -> None:
     verdict = decide(
-        KueueCluster(nodes=[*rack(0, 2), *rack(1, 2)]), workload("wide", 4, topology={"preferred": CLIQUE})
+        Cluster(nodes=[*rack(0, 2), *rack(1, 2)]), workload("wide", 4, topology={"preferred": CLIQUE})
     )
     assert verdict.state == "Ready"
     assert "preferred, so it is spread" in verdict.message
@@ -345,7 +380,7 @@ def asking_for_cpus(name: str, cpus: str) -> KueueWorkload:
 
 
 def test_the_cpus_of_members_that_are_still_to_come_count() -> None:
-    cluster = KueueCluster(nodes=[tray_with_cpus("96")])
+    cluster = Cluster(nodes=[tray_with_cpus("96")])
     first, second, small = (
         asking_for_cpus(name, cpus) for name, cpus in (("first", "60"), ("second", "60"), ("small", "36"))
     )
@@ -361,7 +396,7 @@ def test_the_cpus_of_members_that_are_still_to_come_count() -> None:
 
 def test_the_cpus_of_a_member_that_is_bound_count_once() -> None:
     first, second = asking_for_cpus("first", "60"), asking_for_cpus("second", "36")
-    ready = decide(KueueCluster(nodes=[tray_with_cpus("96")]), first)
+    ready = decide(Cluster(nodes=[tray_with_cpus("96")]), first)
     update = ready.pod_set_updates[0]
     template = first.pod_sets[0].template["spec"]
     meta = {
@@ -371,7 +406,7 @@ def test_the_cpus_of_a_member_that_is_bound_count_once() -> None:
         **{key: update[key] for key in ("labels", "annotations")},
     }
     pod = {"metadata": meta, "spec": {**template, "nodeName": "r0-t0"}, "status": {"phase": "Running"}}
-    cluster = KueueCluster(nodes=[tray_with_cpus("96")], pods=[pod])
+    cluster = Cluster(nodes=[tray_with_cpus("96")], pods=[pod])
     assert decide(cluster, second, admitted(first, ready)).state == "Ready"
 
 
@@ -381,7 +416,7 @@ def test_the_cpus_of_a_member_that_is_bound_count_once() -> None:
 )
 def test_no_tray_is_promised_twice(cliques: list[int], jobs: list[tuple[int, int]]) -> None:
     """Whoever decides: one pass, or a new one for each workload that reads what the others were promised."""
-    cluster = KueueCluster(nodes=[obj for number, trays in enumerate(cliques) for obj in rack(number, trays)])
+    cluster = Cluster(nodes=[obj for number, trays in enumerate(cliques) for obj in rack(number, trays)])
     asked = [workload(f"w{number}", members, gpus) for number, (members, gpus) in enumerate(jobs)]
     served, states = pass_on(cluster), list[str]()
     inside: list[KueueWorkload] = []
@@ -398,7 +433,78 @@ def test_no_tray_is_promised_twice(cliques: list[int], jobs: list[tuple[int, int
     assert all(gpus <= 4 for gpus in used.values())
 
 
-def claiming(driver: str) -> tuple[KueueCluster, KueueWorkload]:
+def with_cpus(found: Object, cpus: int) -> Object:
+    allocatable = found["status"]["allocatable"] | {"cpu": str(cpus), "memory": "1Ti", "pods": "99"}
+    return {**found, "status": {**found["status"], "allocatable": allocatable}}
+
+
+def random_cluster(rng: random.Random) -> Cluster:
+    """Racks in use in part, with gangs that keep spare trays."""
+    cliques = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
+    nodes = [obj for number, trays in enumerate(cliques) for obj in rack(number, trays)]
+    nodes = [with_cpus(obj, rng.choice((16, 64))) for obj in nodes]
+    for obj in nodes:
+        obj["spec"] = rng.choice(({}, {}, {}, {"unschedulable": True}))
+        obj["metadata"]["labels"]["zone"] = rng.choice("ab")
+    names = [obj["metadata"]["name"] for obj in nodes]
+    in_use = [name for name in names if rng.random() < 0.3]
+    pods = [busy(name, rng.choice(("team", "other")), rng.randint(1, 4)) for name in in_use]
+    for obj in pods:
+        obj["metadata"]["labels"] = {"app": rng.choice("xy")}
+    records = []
+    for gang in rng.choice(((), ("g",), ("g", "h"))):
+        plan = GangPlan(gang=gang, seats=(), cliques=(), spares=(rng.choice(names),), price=(), reason="")
+        record = GangRecord(
+            key=GangKey("team", gang), uid=gang, resource_version="1", created=0.0, finalizers=(), plan=plan
+        )
+        records.append(record)
+    claims, _ = claiming("gpu.nvidia.com")
+    return msgspec.structs.replace(claims, nodes=nodes, pods=pods, records=tuple(records))
+
+
+def random_workload(rng: random.Random, name: str) -> KueueWorkload:
+    """A workload that counts or claims GPUs, with or without rules."""
+    members, gpus = rng.randint(1, 6), rng.choice((1, 2, 4, 4))
+    more: dict[str, Any] = {}
+    match rng.choice(("plain", "plain", "cpus", "gang", "topology", "selector", "apart", "claims")):
+        case "cpus":
+            resources = {"limits": {GPU: str(gpus)}, "requests": {"cpu": str(rng.choice((3, 10, 40)))}}
+            more["containers"] = [{"name": "main", "resources": resources}]
+        case "gang":
+            annotations = {"rackloom.dev/gang-size": str(members), "rackloom.dev/gang-spares": "1"}
+            more["metadata"] = {"labels": {"rackloom.dev/gang": rng.choice("gk")}, "annotations": annotations}
+        case "topology":
+            more["topology"] = {rng.choice(("required", "preferred")): rng.choice((CLIQUE, "zone"))}
+        case "selector":
+            more["nodeSelector"] = {"zone": rng.choice("abc")}
+        case "apart":
+            selector = {"matchLabels": {"app": "x"}}
+            term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
+            more["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+        case "claims":
+            gpus, more["resourceClaims"] = 0, [{"name": "devices", "resourceClaimTemplateName": "devices"}]
+    return workload(name, members, gpus, **more)
+
+
+@given(st.integers(0, 2**32))
+def test_a_pass_decides_as_a_fresh_look_at_the_cluster_does(seed: int) -> None:
+    """The site is kept for all workloads of a pass, and for later passes. No verdict or plan differs."""
+    rng = random.Random(seed)
+    cluster = random_cluster(rng)
+    inside = [random_workload(rng, f"w{number}") for number in range(rng.randint(2, 8))]
+    served = pass_on(cluster, *inside)
+    for number, of in enumerate(inside):
+        if number and rng.random() < 0.3:
+            # A node changes, and a pod comes or goes.
+            nodes = [*cluster.nodes[1:], {**cluster.nodes[0], "spec": {"unschedulable": True}}]
+            cluster = msgspec.structs.replace(cluster, nodes=nodes, pods=cluster.pods[1:])
+            served = pass_on(cluster, *inside, before=served)
+        verdict = served.decide(of, CHECK)
+        assert verdict == decide(cluster, of, *inside), of.name
+        inside[number] = admitted(of, verdict)
+
+
+def claiming(driver: str) -> tuple[Cluster, KueueWorkload]:
     """Two trays with four devices of a driver, and a workload that claims all of them."""
     selector = {"cel": {"expression": f"device.driver == '{driver}'"}}
     slices = [
@@ -419,7 +525,7 @@ def claiming(driver: str) -> tuple[KueueCluster, KueueWorkload]:
         "metadata": {"name": "devices", "namespace": "team"},
         "spec": {"spec": {"devices": {"requests": [request]}}},
     }
-    cluster = KueueCluster(
+    cluster = Cluster(
         nodes=rack(0, 2),
         slices=slices,
         classes=[{"metadata": {"name": driver}, "spec": {"selectors": [selector]}}],

@@ -22,12 +22,12 @@ from rackloom.core.cluster.scheduling import (
     unmet_requirements,
 )
 from rackloom.core.cluster.trays import (
+    BoundNeighbours,
     Gang,
     PlacementSite,
     PlacementTerms,
     PlacementTray,
     combine_sites,
-    trays_avoided_by,
 )
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_requests import gang_of_job, groups_by_trays, terms_of_groups
@@ -219,7 +219,7 @@ def test_pods_of_other_jobs_keep_a_node_to_themselves() -> None:
         running("z", "n2", **pods("podAntiAffinity", **like(app="m"))),
         {**running("x", "n3"), "status": {"phase": "Succeeded"}},
     ]
-    avoided = trays_avoided_by(job, read_state((), there, labels=LABELS))
+    avoided = BoundNeighbours(read_state((), there, labels=LABELS)).avoided_by(job)
     assert avoided == {"worker": {"n0": "kept apart from pod x", "n2": "kept apart from pod z"}}
     off = avoided["worker"]
     seen = read_site([node("n0"), node("n1")], [], avoided=off)
@@ -243,7 +243,7 @@ def test_all_that_a_running_pod_requires_holds_for_those_that_come(
     foe = {**template(0, nodeName="n1", **spec), "metadata": {"name": "foe"}}
     nodes = [node("n1", zone="a"), node("n2", zone="a"), node("n3", zone="b")]
     state = read_state(nodes, [foe], labels=LABELS)
-    avoided = trays_avoided_by(read(mpi(template(1, {"app": "m"}))), state)
+    avoided = BoundNeighbours(state).avoided_by(read(mpi(template(1, {"app": "m"}))))
     assert set(avoided.get("worker", {})) == shut
 
 

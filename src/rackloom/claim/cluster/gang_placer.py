@@ -137,7 +137,6 @@ class GangCaches(CacheSet):
         self._kueue = kueue
         self._records = _Readings(read_record)
         self._workloads = _Readings(read_workload)
-        self._written: dict[GangKey, GangRecord] = {}
         self._lists = ClusterLists()
         self._unreadable: tuple[Unreadable, ...] = ()
 
@@ -176,21 +175,13 @@ class GangCaches(CacheSet):
             plans={uid: other for uid in uids if (other := self.plan_of(uid)) is not None},
         )
 
-    def note_record(self, record: GangRecord) -> None:
-        """A plan was written: it counts before the watch shows it."""
-        self._written[record.key] = record
+    def note_written(self, kind: ResourceKind, obj: Object) -> None:
+        """A GangPlan or a workload was written: it counts before the watch shows it."""
+        (self._records if kind == GANG_PLAN else self._workloads).note(obj)
 
     def records(self) -> tuple[GangRecord, ...]:
         """All GangPlans, as the cache has them or as they were written since."""
-        cached = {record.key: record for record in self._records.read(self.all(GANG_PLAN))}
-        self._written = {
-            key: record
-            for key, record in self._written.items()
-            if key in cached
-            and cached[key].uid == record.uid
-            and int(record.resource_version) > int(cached[key].resource_version)
-        }
-        return tuple((cached | self._written).values())
+        return self._records.read(self.all(GANG_PLAN))
 
     def workloads(self) -> tuple[KueueWorkload, ...]:
         """All workloads of Kueue, if they are followed."""
@@ -230,17 +221,28 @@ class GangCaches(CacheSet):
 
 
 class _Readings(Generic[T]):
-    """What was read of objects. An object is read again when it has changed."""
+    """What was read of objects. An object is read again when it has changed.
+
+    One that was written counts as written until the cache has this version or a newer one.
+    """
 
     def __init__(self, read: Callable[[Object], T]) -> None:
         self._read = read
         self._known: Mapping[str, tuple[Object, T]] = {}
+        self._written: dict[str, Object] = {}
+
+    def note(self, obj: Object) -> None:
+        self._written[uid_of(obj)] = obj
 
     def read(self, objects: Iterable[Object]) -> tuple[T, ...]:
-        found = {}
+        found, written = {}, self._written
         for obj in objects:
-            known = self._known.get(uid_of(obj))
-            found[uid_of(obj)] = (obj, self._read(obj)) if known is None or known[0] is not obj else known
+            uid = uid_of(obj)
+            if uid in written and int(version_of(written[uid])) > int(version_of(obj)):
+                obj = written[uid]
+            known = self._known.get(uid)
+            found[uid] = (obj, self._read(obj)) if known is None or known[0] is not obj else known
+        self._written = {uid: obj for uid, obj in written.items() if uid in found and found[uid][0] is obj}
         self._known = found
         return tuple(value for _, value in found.values())
 
@@ -326,12 +328,28 @@ helped before. No watch shows the owners of its pods."""
 
 async def read_gang(api: KubeApi, key: GangKey) -> tuple[Object | None, tuple[Object, ...]]:
     """The GangPlan and the pods of a gang. Raises KubeError."""
-    plan = await _get_or_none(api, GANG_PLAN, key.name, key.namespace)
+    plan = await get_or_none(api, GANG_PLAN, key.name, key.namespace)
     pods = (await api.list(POD, key.namespace, labels=f"{GANG_LABEL}={key.name}")).items
     return plan, tuple(pod for pod in pods if gang_key_of(pod) == key)
 
 
-async def _get_or_none(api: KubeApi, kind: ResourceKind, name: str, namespace: str | None) -> Object | None:
+async def read_trays(
+    api: KubeApi, trays: Iterable[str], *, with_pods: bool
+) -> list[tuple[Object | None, tuple[Object, ...]]]:
+    """The node of each tray, and the pods on it if they are asked for. Raises KubeError."""
+    turns = asyncio.Semaphore(_MOST_READS)
+
+    async def read(tray: str) -> tuple[Object | None, tuple[Object, ...]]:
+        async with turns:
+            node = await get_or_none(api, NODE, tray, None)
+            on_it = await api.list(POD, fields=f"spec.nodeName={tray}") if with_pods else None
+            return node, () if on_it is None else on_it.items
+
+    return await asyncio.gather(*map(read, trays))
+
+
+async def get_or_none(api: KubeApi, kind: ResourceKind, name: str, namespace: str | None) -> Object | None:
+    """The object, or None where there is none of this name. Raises KubeError."""
     try:
         return await api.get(kind, name, namespace)
     except NotFound:
@@ -513,15 +531,9 @@ class GangPlacer:
         """
         key, record, is_check = snapshot.key, snapshot.record, answer.checked is not None
         trays = record.reserved if is_check and record else planned_trays(answer.actions)
-        turns = asyncio.Semaphore(_MOST_READS)
-
-        async def read(tray: str) -> tuple[Object | None, tuple[Object, ...]]:
-            async with turns:
-                node = await _get_or_none(self._api, NODE, tray, None)
-                on_it = await self._api.list(POD, fields=f"spec.nodeName={tray}") if is_check else None
-                return node, () if on_it is None else on_it.items
-
-        (plan, pods), *found = await asyncio.gather(read_gang(self._api, key), *map(read, trays))
+        (plan, pods), found = await asyncio.gather(
+            read_gang(self._api, key), read_trays(self._api, trays, with_pods=is_check)
+        )
         news = versions.update(GANG_PLAN, key.namespace, [(key.name, plan)])
         news += versions.update(
             NODE, None, [(tray, node) for tray, (node, _) in zip(trays, found, strict=True)]
@@ -545,7 +557,7 @@ class GangPlacer:
             written = await execute_write(self._api, action)
             if written is not None and action.kind == GANG_PLAN:
                 # The next gang of this pass must not take its trays.
-                self._caches.note_record(read_record(written))
+                self._caches.note_written(GANG_PLAN, written)
                 self._cluster = replace(self._cluster, records=self._caches.records())
         self._acted(answer.actions)
 

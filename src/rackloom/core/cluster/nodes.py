@@ -22,11 +22,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.attributes import is_whole_gpu
 from rackloom.core.allocate.objects import Amount, convert_object
 from rackloom.core.cluster import names
-from rackloom.core.cluster.objects import JsonMapping, Object
+from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration, check_shape
 
 V = TypeVar("V")
@@ -284,10 +285,10 @@ def pod_networks(node: JsonMapping) -> tuple[str, ...]:
     return tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
 
 
-def opened_node(node: JsonMapping) -> Object:
+def opened_node(node: NodeObject) -> NodeObject:
     """The node as it is when it is open to all pods."""
-    status = {**(node.get("status") or {}), "conditions": [{"type": "Ready", "status": "True"}]}
-    return {"metadata": node["metadata"], "spec": {}, "status": status}
+    ready = _Condition(type="Ready", status="True")
+    return replace(node, spec=_NodeSpec(), status=replace(node.status, conditions=(ready,)))
 
 
 def closed_reasons(node: NodeObject, tolerations: tuple[Toleration, ...] | None) -> Iterator[str]:

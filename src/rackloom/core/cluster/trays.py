@@ -6,7 +6,7 @@ clique shares memory with no other and counts as a clique by itself (`PlacementT
 
 `placement_site` turns the nodes of a `ClusterState` into trays. A tray is closed while it is cordoned, not
 ready or tainted. A tray that does not match the node rule is marked as unfit, since servicing it would not
-help. `trays_avoided_by` names the nodes that anti-affinity with other jobs' pods rules out for each group.
+help. `BoundNeighbours` names the nodes that anti-affinity with other jobs' pods rules out for each group.
 `DraDevices` holds slices, device classes and allocated claims as the allocator takes them.
 
 A `Gang` runs whole or not at all. Its groups have interchangeable members. Without a segment size, all
@@ -281,32 +281,37 @@ AvoidedTrays = Mapping[str, Mapping[str, str]]
 """By group: nodes from which pods of other jobs keep it, and which."""
 
 
-def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
-    """Nodes where those of a group and pods of other jobs are never together, and whose these are."""
-    labels, domains, bound = (
-        state.labels,
-        TopologyDomains(state.nodes),
-        list(filter(is_bound_pod, state.pods)),
-    )
-    with_terms = [pod for pod in bound if pod.spec.apart]
-    own = owner_of_job(job, labels.gang)
-    by_identity: list[tuple[PodIdentity, dict[str, str]]] = []
-    found = {}
-    for group in job.groups:
-        identity = group.identity
-        avoided = next((nodes for known, nodes in by_identity if known == identity), None)
-        if avoided is None:
-            # Pods without a term keep no group off: they matter only for a group that has one.
-            avoided = {
-                node: f"kept apart from {owner.text}"
-                for pod in (bound if identity.apart else with_terms)
-                if (owner := pod_owner(pod, labels.gang)) != own
-                for node in domains.around(pod.node, identity.barred_by(bound_pod_identity(pod, labels.host)))
-            }
-            by_identity.append((identity, avoided))
-        if avoided:
-            found[group.name] = avoided
-    return found
+class BoundNeighbours:
+    """The bound pods of a state, which may keep pods of other jobs off the nodes around them."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._labels = state.labels
+        self._domains = TopologyDomains(state.nodes)
+        self._bound = list(filter(is_bound_pod, state.pods))
+        self._with_terms = [pod for pod in self._bound if pod.spec.apart]
+
+    def avoided_by(self, job: Job) -> AvoidedTrays:
+        """Nodes where those of a group and pods of other jobs are never together, and whose these are."""
+        labels, own = self._labels, owner_of_job(job, self._labels.gang)
+        by_identity: list[tuple[PodIdentity, dict[str, str]]] = []
+        found = {}
+        for group in job.groups:
+            identity = group.identity
+            avoided = next((nodes for known, nodes in by_identity if known == identity), None)
+            if avoided is None:
+                # Pods without a term keep no group off: they matter only for a group that has one.
+                avoided = {
+                    node: f"kept apart from {owner.text}"
+                    for pod in (self._bound if identity.apart else self._with_terms)
+                    if (owner := pod_owner(pod, labels.gang)) != own
+                    for node in self._domains.around(
+                        pod.node, identity.barred_by(bound_pod_identity(pod, labels.host))
+                    )
+                }
+                by_identity.append((identity, avoided))
+            if avoided:
+                found[group.name] = avoided
+        return found
 
 
 # Devices that drivers publish and claims hold, as the allocator takes them.

@@ -20,12 +20,13 @@ Owners of other namespaces have no names in messages.
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 
-import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
     DeviceClass,
+    ResourceClaim,
     ResourceSlice,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
@@ -35,7 +36,7 @@ from rackloom.core.cluster.gang_objects import GangKey, read_gang_spec
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.cluster.kueue_objects import READY, REJECTED, RETRY, KueueWorkload, as_admitted
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.nodes import opened_node
+from rackloom.core.cluster.nodes import node_clique, opened_node
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     Object,
@@ -44,18 +45,14 @@ from rackloom.core.cluster.objects import (
     list_names,
     name_of,
 )
-from rackloom.core.cluster.pods import GANG_LABEL, claim_templates
-from rackloom.core.cluster.reader import read_state
+from rackloom.core.cluster.pods import GANG_LABEL, claim_templates, object_namespace
 from rackloom.core.cluster.scheduling import NodeRule, allocator_node
-from rackloom.core.cluster.state import TrayHold, owners_of_claims
-from rackloom.core.cluster.trays import DraDevices, placement_site
-from rackloom.core.domains.quota import spare_quotas
-from rackloom.core.domains.settings import QuotaMode
+from rackloom.core.cluster.state import ClusterState, TrayHold, owners_of_claims
+from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.gangs.placement import PromisedSpares, spare_room
-from rackloom.core.gangs.snapshot import ClusterLists, GangSettings, read_record
+from rackloom.core.gangs.snapshot import ClusterLists, GangSettings
 from rackloom.core.kueue.plans import (
     Verdict,
-    held_plans,
     held_seats,
     planned_spares,
     pod_set_updates,
@@ -67,69 +64,68 @@ from rackloom.core.place.kueue_topology import (
     job_topology,
     topology_attempts,
 )
-from rackloom.core.place.site_planner import PlacedJob, PlacementReport, PlanRequest, SiteObjects, SitePlanner
+from rackloom.core.place.site_planner import (
+    PlacedJob,
+    PlacementReport,
+    PlanRequest,
+    SharedSite,
+    SiteObjects,
+    SitePlanner,
+)
 from rackloom.errors import Refused
 
 MOST_RETRY_SECONDS = 300
 """The longest pause between two attempts."""
 
 
-class KueueCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a pass reads, as lists that were made for it."""
-
-    nodes: Sequence[Object] = ()
-    pods: Sequence[Object] = ()
-    claims: Sequence[Object] = ()
-    slices: Sequence[Object] = ()
-    classes: Sequence[Object] = ()
-    templates: Sequence[Object] = ()
-    domains: Sequence[Object] = ()
-    """ComputeDomains."""
-    gang_plans: Sequence[Object] = ()
-    flavors: Sequence[Object] = ()
-    taint_rules: Sequence[Object] = ()
-    """DeviceTaintRules."""
-
-
 class PlacementPass:
     """Decides for workloads on one reading of the cluster.
 
-    `checks` are the names of the checks that we decide, `workloads` all workloads of the cluster.
-    `quota` selects the ComputeDomains that need quota.
+    `workloads` are all workloads of the cluster, and `lists` has their plans. `domains` are ComputeDomains.
+    `checks` are the names of the checks that we decide. `before` is the last pass. Trays that have
+    not changed since are taken from it.
     """
 
     def __init__(
         self,
-        cluster: KueueCluster,
+        lists: ClusterLists,
+        domains: Iterable[Object],
+        flavors: Iterable[Object],
         workloads: Iterable[KueueWorkload],
         checks: Iterable[str],
         settings: GangSettings,
-        quota: QuotaMode = QuotaMode.NONE,
+        before: "PlacementPass | None" = None,
     ) -> None:
-        self._cluster = cluster
         self._settings = settings
         self._labels = SchedulerLabels(clique=settings.clique_label)
-        self._flavors = {name_of(flavor): flavor for flavor in cluster.flavors}
-        self._claims = tuple(claims_to_allocate(cluster.claims, cluster.templates))
+        self._flavors = {name_of(flavor): flavor for flavor in flavors}
         # The API server leaves the kind out of the objects of a list.
-        self._domains = [{**obj, "kind": COMPUTE_DOMAIN.kind} for obj in cluster.domains]
+        self._domains = [{**obj, "kind": COMPUTE_DOMAIN.kind} for obj in domains]
         self._channels = channel_templates(self._domains)
-        workloads = tuple(workloads)
-        names_of_ours = set(checks)
-        self._state = read_state(cluster.nodes, cluster.pods, labels=self._labels)
-        held = held_plans(workloads, self._state.pods, names_of_ours)
-        self._reserved = [hold for holds in held.values() for hold in holds]
         self._promised: dict[str, PromisedSpares] = {}
         """By the UID of the workload."""
+        names_of_ours = set(checks)
         for workload in workloads:
             for state in ready_checks(workload, names_of_ours):
                 self._promise(workload, state.pod_set_updates)
-        self._site = _site_objects(cluster, self._labels)
-        self._gangs = ClusterLists(
-            state=self._state,
-            records=tuple(map(read_record, cluster.gang_plans)),
-            spare_quotas=spare_quotas(cluster.domains, workloads, quota),
-        )
+        self.lists, self._state = lists, lists.state
+        self._planned_holds = [hold for holds in lists.planned.values() for hold in holds]
+        self._of_gangs = {
+            record.key: [
+                TrayHold(owner=record.key.full_name, tray=tray, gpus=0, is_whole=True)
+                for tray in record.reserved
+            ]
+            for record in lists.records
+        }
+        self._site: SharedSite = SharedSite(self._state, None if before is None else before._site)
+        if before is not None and before._published == self._published:
+            self.__dict__ |= {key: before.__dict__[key] for key in _OF_PUBLISHED & before.__dict__.keys()}
+        self._site.take((*chain.from_iterable(self._of_gangs.values()), *self._planned_holds))
+
+    @property
+    def _published(self) -> object:
+        """Everything that decides `_OF_PUBLISHED`, but for objects that cannot be read."""
+        return self._state.nodes, self._state.gpus, self.lists.slices, self.lists.classes
 
     def decide(self, workload: KueueWorkload, check: str) -> Verdict:
         """The verdict on one workload that waits for a check. Its plan counts for those that follow."""
@@ -147,20 +143,21 @@ class PlacementPass:
         request = _plan_request(workload, self._labels)
         # If Kueue's topology assignment names domains, only their nodes are planned on.
         domains = [domain.items() for pod_set in workload.pod_sets for domain in pod_set.domains]
-        found, nodes = self._site, self._site.state.nodes
+        state = self._state
         if domains:
-            nodes = tuple(node for node in nodes if any(domain <= node.labels.items() for domain in domains))
-            found = replace(found, state=replace(found.state, nodes=nodes))
-        holds_of_gangs = (
-            TrayHold(owner=record.key.full_name, tray=tray, gpus=0, is_whole=True)
-            for record in self._gangs.records
-            if record.key != gang
-            for tray in record.reserved
+            nodes = (node for node in state.nodes if any(domain <= node.labels.items() for domain in domains))
+            state = replace(state, nodes=tuple(nodes))
+        others = (hold for key, holds in self._of_gangs.items() if key != gang for hold in holds)
+        found = SiteObjects(
+            state=state,
+            devices=self._devices if _claims_any(job) else _NO_DEVICES,
+            reserved=(*others, *self._planned_holds),
+            viewer=workload.namespace,
         )
-        reserved = (*self._reserved, *holds_of_gangs)
-        found = replace(found, reserved=reserved, viewer=workload.namespace)
+        # A gang that has a plan may plan on its own trays again.
+        shared = None if domains or gang in self._of_gangs else self._site
         try:
-            attempt, planner, report = self._report(found, job, request)
+            attempt, planner, report = self._report(found, job, request, shared)
         except Refused as refused:
             blocked: str | None = str(refused)
         else:
@@ -170,7 +167,9 @@ class PlacementPass:
             if answer.plan is not None and blocked is None:
                 (placed,) = planner.placed
                 updates = pod_set_updates(workload.uid, placed, attempt.request.labels.clique)
-                self._reserved += held_seats(workload.full_name, updates, ())
+                held = tuple(held_seats(workload.full_name, updates, ()))
+                self._planned_holds += held
+                self._site.take(held)
                 self._promise(workload, updates)
                 note = f"; {attempt.note}" if attempt.note else ""
                 return Verdict(
@@ -194,7 +193,7 @@ class PlacementPass:
             return None
         templates = {name for group in job.groups for name in group.need.templates}
         promised = [promise for uid, promise in self._promised.items() if uid != workload.uid]
-        room = spare_room(gang, templates, self._gangs, self._settings.max_spares, promised)
+        room = spare_room(gang, templates, self.lists, self._settings.max_spares, promised)
         if spares <= room.trays:
             return None
         return f"it would keep {spares} spare trays, and {room.limit} may keep {room.trays} more"
@@ -208,36 +207,72 @@ class PlacementPass:
             self._promised[workload.uid] = PromisedSpares(gang, spares, named)
 
     def _report(
-        self, found: SiteObjects, job: Job, request: PlanRequest
+        self, found: SiteObjects, job: Job, request: PlanRequest, shared: SharedSite | None
     ) -> tuple[TopologyAttempt, SitePlanner, PlacementReport]:
-        """How a job goes on the nodes of a site. Raises Refused."""
+        """How a job goes on the nodes of a site. `shared` has all of them, and its holds. Raises Refused."""
         classes = PriorityClasses((), are_all_known=False)
+        claims = self._claims_of(job)
 
         def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
-            nodes = tuple(node for node in found.state.nodes if attempt.takes(node))
-            there = {node.name for node in nodes}
-            kept = tuple(hold for hold in found.reserved if hold.tray in there)
-            site = replace(found, state=replace(found.state, nodes=nodes), reserved=kept)
-            planner = SitePlanner(site, self._claims, self._channels, classes, attempt.request)
+            if shared is not None and attempt.domain is None:
+                site, within = replace(found, reserved=()), shared
+            else:
+                nodes = tuple(filter(attempt.takes, found.state.nodes))
+                site, within = replace(found, state=replace(found.state, nodes=nodes)), None
+            planner = SitePlanner(site, claims, self._channels, classes, attempt.request, within)
             return planner, planner.report([job])
 
         # A level is one of the whole cluster, also where Kueue has chosen domains.
         attempts = topology_attempts(job_topology(job), request, self._state.nodes)
         return first_that_fits(attempts, plan)
 
+    def _claims_of(self, job: Job) -> tuple[ResourceClaim, ...]:
+        """The claims and templates that its pods name, as far as they are known."""
+        needs, namespace = [group.need for group in job.groups], object_namespace(job.objects[0])
+        named = {(namespace, name) for need in needs for name in (*need.templates, *need.claims)}
+        found = (
+            [obj for obj in objects if named and (object_namespace(obj), name_of(obj)) in named]
+            for objects in (self._state.claims, self.lists.templates)
+        )
+        return tuple(claims_to_allocate(*found))
+
     @cached_property
-    def _best(self) -> SiteObjects | None:
+    def _devices(self) -> DraDevices:
+        """Published devices, and the claims that hold some."""
+        claims = self._state.claims
+        return replace(
+            self._best_devices,
+            slices=with_taint_rules(self._best_devices.slices, tuple(readable_rules(self.lists.taint_rules))),
+            claims=tuple(
+                allocator_claim(held, claim) for claim in claims if (held := allocated_devices(claim))
+            ),
+            owners=owners_of_claims(self._state),
+        )
+
+    @cached_property
+    def _best_devices(self) -> DraDevices:
+        """Without rules that taint them, and without claims."""
+        return DraDevices(
+            nodes=tuple(map(allocator_node, self._state.nodes)),
+            classes=tuple(allocator_values(self.lists.classes, DeviceClass)),
+            slices=tuple(allocator_values(self.lists.slices, ResourceSlice)),
+        )
+
+    @cached_property
+    def _best(self) -> SharedSite | None:
         """The site empty and open. None if it may have more than it shows."""
-        cluster = self._cluster
-        if _is_unsettled(cluster, self._labels):
+        state = self._state
+        if _is_unsettled(state):
             return None
-        opened = tuple(map(opened_node, cluster.nodes))
-        best = replace(cluster, nodes=opened, pods=(), claims=(), taint_rules=())
-        return _site_objects(best, self._labels)
+        opened = tuple(map(opened_node, state.nodes))
+        return SharedSite(
+            replace(state, nodes=opened, pods=(), bound={}, claims=(), holders=(), holds=(), unreadable=())
+        )
 
     def _why_never(self, workload: KueueWorkload, job: Job, request: PlanRequest) -> str | None:
         """Why a job fits on no state of this site, or None if it may fit some day."""
-        if self._best is None:
+        best = self._best
+        if best is None or _is_unreadable(self._state):
             return None
         # Labels can be added to nodes, so no rule about them counts.
         groups = (
@@ -249,29 +284,22 @@ class PlacementPass:
             for group in job.groups
         )
         try:
-            best = replace(self._best, viewer=workload.namespace)
-            _, _, report = self._report(best, replace(job, groups=tuple(groups)), request)
+            devices = self._best_devices if _claims_any(job) else _NO_DEVICES
+            found = SiteObjects(state=best.state, devices=devices, viewer=workload.namespace)
+            _, _, report = self._report(found, replace(job, groups=tuple(groups)), request, best)
         except Refused:
             return None
         (answer,) = report.jobs
         return answer.blocked if answer.plan is None else None
 
 
-def _site_objects(cluster: KueueCluster, labels: SchedulerLabels) -> SiteObjects:
-    """The cluster as the planner takes it."""
-    state = read_state(cluster.nodes, cluster.pods, cluster.claims, cluster.slices, labels)
-    devices = DraDevices(
-        nodes=tuple(map(allocator_node, state.nodes)),
-        classes=tuple(allocator_values(cluster.classes, DeviceClass)),
-        slices=with_taint_rules(
-            allocator_values(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
-        ),
-        claims=tuple(
-            allocator_claim(held, claim) for claim in state.claims if (held := allocated_devices(claim))
-        ),
-        owners=owners_of_claims(state),
-    )
-    return SiteObjects(state=state, devices=devices)
+_OF_PUBLISHED = {"_best", "_best_devices"}
+"""Kept from the last pass while nodes and devices are the same."""
+_NO_DEVICES = DraDevices(nodes=(), classes=(), slices=())
+
+
+def _claims_any(job: Job) -> bool:
+    return any(group.need.templates or group.need.claims for group in job.groups)
 
 
 def _plan_text(placed: PlacedJob) -> str:
@@ -302,9 +330,12 @@ def _plan_request(workload: KueueWorkload, labels: SchedulerLabels) -> PlanReque
     return PlanRequest(labels=labels, segment=declared.segment, spares=declared.spares, exclusive=True)
 
 
-def _is_unsettled(cluster: KueueCluster, labels: SchedulerLabels) -> bool:
-    """Whether the site may have more than it shows: an unreadable node, or one without its clique or GPUs."""
-    state = read_state(cluster.nodes, slices=cluster.slices, labels=labels)
+def _is_unsettled(state: ClusterState) -> bool:
+    """Whether the site may have more than it shows: a node is without its clique or GPUs."""
     with_gpus = {name for name, gpus in state.gpus.items() if gpus.counted or gpus.claimed}
-    in_clique = {tray.name for tray in placement_site(state).trays if tray.clique is not None}
-    return bool(state.unreadable) or not with_gpus or with_gpus != in_clique
+    in_clique = {node.name for node in state.nodes if node_clique(node.labels, state.labels.clique)}
+    return not with_gpus or with_gpus != in_clique
+
+
+def _is_unreadable(state: ClusterState) -> bool:
+    return any(found.title.startswith(("Node ", "ResourceSlice ")) for found in state.unreadable)

@@ -23,7 +23,7 @@ from rackloom.core.progress import EachInTurn, in_turn
 
 
 def plan_batch(
-    site: PlacementSite, gangs: Sequence[Gang], each: EachInTurn = in_turn
+    site: PlacementSite | SiteView, gangs: Sequence[Gang], each: EachInTurn = in_turn
 ) -> tuple[GangPlan, ...]:
     """Plans that can all run together: most GPUs for the highest priority, then for the next.
 
@@ -32,7 +32,9 @@ def plan_batch(
     """
     view = SiteView.of(site)
     plans, _ = plan_in_turn(view, gangs, each)
-    if len(plans) < len(gangs):
+    is_alone = len(gangs) == 1 and len(colocation_groups(gangs[0])) == 1
+    # A gang that is one group in one clique was tried in each, so packing would find nothing else.
+    if len(plans) < len(gangs) and not is_alone:
         # max() keeps the first of equals: the plans in turn close fewer free regions.
         plans = max(plans, plan_packed(view, gangs), key=lambda plans: _gpus_by_priority(plans, gangs))
     return tuple(plans[gang.name] for gang in gangs if gang.name in plans)

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import list_names
-from rackloom.core.cluster.trays import Gang, GangPlan, PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import Gang, GangPlan, PlacementSite, PlacementTray, without_foreign_names
 from rackloom.core.place.gang_planner import gang_fits, plan_or_refuse
 from rackloom.core.place.job_moves import (
     JobMove,
@@ -81,9 +81,15 @@ MAX_NAMED_TRAYS = 3
 
 
 def describe_shortage(
-    capacity: SiteCapacity, gang: Gang, clique_label: str = SchedulerLabels().clique
+    capacity: SiteCapacity,
+    gang: Gang,
+    clique_label: str = SchedulerLabels().clique,
+    viewer: str | None = None,
 ) -> str:
-    """What is asked for, the most that one clique has of it, and what blocks the other trays there."""
+    """What is asked for, the most that one clique has of it, and what blocks the other trays there.
+
+    `viewer`: the namespace that reads it, to which owners in others have no names. None: all have.
+    """
     subgroups = colocation_groups(gang)
     largest = subgroups[0]
     asked = []
@@ -111,7 +117,7 @@ def describe_shortage(
         for count, part in zip(_served(nearest.shape, largest), largest, strict=True)
     )
     spare = f" and is to keep {gang.spares} spare" if gang.spares else ""
-    blocking = ", ".join(blocking_trays(capacity, best, largest[0].need))
+    blocking = ", ".join(blocking_trays(capacity, best, largest[0].need, viewer))
     found = f"{request}; the nearest, clique {best}, has room for {room}{spare}"
     found += f": {blocking}" if blocking else ""
     # No GPUs of two trays without a clique label are known to share memory.
@@ -145,11 +151,15 @@ def partition_advice(site: SiteView, gang: Gang, clique_label: str = SchedulerLa
     )
 
 
-def blocking_trays(capacity: SiteCapacity, clique: str, need: MemberNeed) -> Iterator[str]:
+def blocking_trays(
+    capacity: SiteCapacity, clique: str, need: MemberNeed, viewer: str | None = None
+) -> Iterator[str]:
     """Trays of the clique that cannot serve a member, with the reason; the most common reason first."""
     # The view has the gang's own holds too; a tray that they fill still has slots for the gang.
     owners: dict[str, set[str]] = {}
-    for hold in capacity.view.cliques[clique].holds:
+    holds = capacity.view.cliques[clique].holds
+    # In order of their names, so that the number of an alias does not depend on who came first.
+    for hold in without_foreign_names(sorted(holds, key=lambda hold: (hold.tray, hold.owner)), viewer):
         owners.setdefault(hold.tray, set()).add(hold.owner)
     names: dict[str, list[str]] = {}
     for number, slots in enumerate(capacity.cliques[clique].slots(need)):

@@ -57,7 +57,13 @@ from rackloom.core.place.search.clique_search import (
     regions_closed,
 )
 from rackloom.core.place.search.gang_needs import colocation_groups
-from rackloom.core.place.search.site_view import SiteCapacity, SiteView, TrayPosition, capacity_for
+from rackloom.core.place.search.site_view import (
+    CliqueTrays,
+    SiteCapacity,
+    SiteView,
+    TrayPosition,
+    capacity_for,
+)
 from rackloom.core.place.search.tray_assignment import (
     SearchBudget,
     TrialPlacement,
@@ -263,7 +269,7 @@ class NodeUse:
         renamed: Mapping[str, str] = MappingProxyType({}),
         before: "NodeUse | None" = None,
     ) -> None:
-        """`renamed`: owners that holds name differently. `before`: of an earlier state, without plans."""
+        """`renamed`: owners that holds name differently. `before`: of an earlier state."""
         self._labels = state.labels
         self._renamed = renamed
         self._nodes = {node.name: node for node in state.nodes}
@@ -275,7 +281,8 @@ class NodeUse:
         if before is not None:
             kept = {name for name in self._nodes if self._pods.get(name) is before._pods.get(name)}
             self._owners = {name: before._owners[name] for name in kept & before._owners.keys()}
-            kept = {name for name in kept & before._left.keys() if self._nodes[name] is before._nodes[name]}
+            kept &= before._left.keys() - before._planned.keys()
+            kept = {name for name in kept if self._nodes[name] is before._nodes[name]}
             self._left = {name: before._left[name] for name in kept}
 
     def add(self, node: str, owner: str, amounts: Thousandths) -> None:
@@ -327,6 +334,11 @@ class NodeUse:
 def _take(rest: dict[str, int], amounts: Thousandths, times: int = 1) -> None:
     for name, amount in amounts.items():
         rest[name] = rest.get(name, 0) - times * amount
+
+
+def is_bounded(inside: CliqueTrays, group: GangGroup, amounts: Thousandths, use: NodeUse) -> bool:
+    """Whether an open tray of a clique may run out of what a member requests before it runs out of GPUs."""
+    return _Rest(PlacementSite(inside.trays, inside.holds), use).bounds(group, amounts)
 
 
 def with_node_resources(

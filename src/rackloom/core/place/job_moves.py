@@ -143,6 +143,8 @@ def move_unit(
 
 def with_trays_closed(site: PlacementSite, trays: Collection[str], why: str) -> PlacementSite:
     """The site with nothing new on `trays`."""
+    if not trays:
+        return site
     return site.with_trays(lambda tray: replace(tray, shut=tray.shut or why) if tray.name in trays else tray)
 
 

@@ -39,6 +39,8 @@ def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
     A job is not moved to a node that any of its pods may not use. A job with a pod that cannot be read stays.
     """
     movable = {hold.owner for hold in state.holds if hold.movable}
+    if not movable:
+        return state.holds
     by_rules: dict[bytes, frozenset[str]] = {}
     forbidden: dict[str, frozenset[str] | None] = {}
     for pod in state.pods:

@@ -16,9 +16,10 @@ than that takes to load.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -27,24 +28,25 @@ from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_job
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.pods import Toleration, object_namespace
-from rackloom.core.cluster.scheduling import NodeRule
+from rackloom.core.cluster.scheduling import NodeRule, Thousandths
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
     AvoidedTrays,
+    BoundNeighbours,
     ClaimsByKind,
     DraDevices,
     Gang,
     GangPlan,
     PlacementSite,
+    PlacementTray,
     combine_sites,
     placement_site,
-    trays_avoided_by,
-    without_foreign_names,
 )
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_planner import (
     NodeUse,
     exclusive_cliques,
+    is_bounded,
     try_gang,
     with_cliques_closed,
     with_node_resources,
@@ -67,6 +69,12 @@ from rackloom.core.place.job_moves import (
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
 from rackloom.core.place.plan_notes import plan_notes, usable_share
 from rackloom.core.place.search.gang_needs import colocation_groups, rank_sequences
+from rackloom.core.place.search.site_view import (
+    MAX_REMEMBERED,
+    CliqueTrays,
+    SiteView,
+    capacity_for,
+)
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.progress import EachInTurn, in_turn
 from rackloom.errors import Refused
@@ -115,7 +123,8 @@ class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
     reserved: tuple[TrayHold, ...] = ()
     """What others are to get, beside what pods and claims have."""
     viewer: str | None = None
-    """The namespace for which the report is: holders in others have no names in it. None: all have."""
+    """The namespace for which the report is: holders in others have no names in it, and it has neither fixes
+    nor notes. None: all have names."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +170,104 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
 # The planner.
 
 
+_Trays = tuple[PlacementTray, ...]
+
+
+class SharedSite:
+    """The trays of one state as jobs may use them, and all holds: several planners share them.
+
+    `take` counts the plan of a planner for those that follow. Views of the site are changed by the holds that
+    were added. For one thread at a time.
+    """
+
+    def __init__(self, state: ClusterState, before: "SharedSite | None" = None) -> None:
+        """`before`: of an earlier state. Trays that have not changed since are taken from it."""
+        self.state = state
+        self._last = ClusterState() if before is None else before.state
+        self._last_trays: Mapping[Hashable, _Trays] = {} if before is None else before._known
+        self.observed = restrict_moves(state)
+        """The holds of pods and claims."""
+        self.holds = self.observed
+        """These, and those that were taken."""
+        self.use: NodeUse = NodeUse(state, before=None if before is None else before.use)
+        self._known: dict[Hashable, _Trays] = {}
+        self._views: dict[int, tuple[SiteView, int]] = {}
+        """By identity of the trays: the view, and the number of holds that it has."""
+        self._bounded: dict[CliqueTrays, dict[Hashable, bool]] = {}
+
+    @cached_property
+    def neighbours(self) -> BoundNeighbours:
+        """The pods that may keep others off."""
+        return BoundNeighbours(self.state)
+
+    def take(self, holds: Iterable[TrayHold]) -> None:
+        """Count holds from now on."""
+        taken = tuple(holds)
+        self.holds = (*self.holds, *taken)
+        self.use.add_held(taken)
+
+    def trays(self, key: Hashable, compute: Callable[[], _Trays], of: _Trays = ()) -> _Trays:
+        """The trays of a key, which has everything beside the state and other trays that decides them."""
+        known = (key, id(of))
+        if of and not self._keeps(of):
+            return compute()
+        if known not in self._known:
+            if len(self._known) >= MAX_REMEMBERED:
+                # Others may get the identity of trays that are gone.
+                self._known, self._views, self._bounded = {}, {}, {}
+                return self.trays(key, compute, of)
+            self._known[known] = compute()
+        return self._known[known]
+
+    def open_trays(self, state: ClusterState, **terms: Any) -> _Trays:
+        """The trays of `placement_site`. `state` may name another label for the clique than ours."""
+        key = state.labels.clique, msgspec.json.encode(terms)
+
+        def compute() -> _Trays:
+            trays = {tray.name: tray for tray in self._last_trays.get((key, id(())), ())}
+            gpus, last = self._last.gpus, {node.name: node for node in self._last.nodes if node.name in trays}
+            changed = tuple(
+                node
+                for node in state.nodes
+                if last.get(node.name) is not node or gpus[node.name] != state.gpus[node.name]
+            )
+            found = placement_site(replace(state, nodes=changed), **terms).trays
+            # Files may repeat a name.
+            if not trays:
+                return found
+            trays |= {tray.name: tray for tray in found}
+            return tuple(trays[node.name] for node in state.nodes)
+
+        return self.trays(key, compute)
+
+    def _keeps(self, trays: _Trays) -> bool:
+        return any(trays is known for known in self._known.values())
+
+    def view(self, site: PlacementSite) -> SiteView:
+        """The view of a site. It is kept if its trays are, and if it has all holds and no others."""
+        if site.holds is not self.holds or not self._keeps(site.trays):
+            return SiteView.of(site)
+        view, count = self._views.get(id(site.trays)) or (SiteView.of(site), len(site.holds))
+        if count < len(site.holds):
+            view = view.changed(taken=site.holds[count:])
+        self._views[id(site.trays)] = view, len(site.holds)
+        return view
+
+    def are_bounded(self, view: SiteView, gang: Gang, asked: Mapping[str, Thousandths]) -> bool:
+        """Whether CPU, memory and the like may bind a group of a gang before its GPUs do."""
+        for group in gang.device_groups:
+            amounts = asked.get(group.name, {})
+            key = group.gpus, tuple(amounts.items())
+            for inside in view.cliques.values() if amounts else ():
+                # A clique on which something is taken is another object.
+                known = self._bounded.setdefault(inside, {})
+                if key not in known:
+                    known[key] = is_bounded(inside, group, amounts, self.use)
+                if known[key]:
+                    return True
+        return False
+
+
 class SitePlanner:
     """Places jobs beside each other on one site. `report` plans; `rendered` renders what it has placed."""
 
@@ -171,9 +278,14 @@ class SitePlanner:
         channels: Collection[TemplateName],
         classes: PriorityClasses,
         request: PlanRequest,
+        shared: SharedSite | None = None,
     ) -> None:
-        """`claims` and `channels`: the claims, and the templates of channels, that jobs may name."""
+        """`claims` and `channels`: the claims, and the templates of channels, that jobs may name.
+
+        `shared` is of the state of `found`, and takes a plan from the caller.
+        """
         self._request = request
+        self._is_shared = shared is not None
         # An attempt may take another level of the topology for the clique.
         self._found = found = replace(found, state=replace(found.state, labels=request.labels))
         self._channels = channels
@@ -181,9 +293,10 @@ class SitePlanner:
             (claim.metadata.namespace or "default", claim.metadata.name): claim for claim in claims
         }
         self._classes = classes
-        self._observed = restrict_moves(found.state)
-        self._holds = without_foreign_names((*self._observed, *found.reserved), found.viewer)
-        self._use = NodeUse(found.state)
+        self._shared = shared or SharedSite(found.state)
+        self._observed = self._shared.observed
+        self._holds = (*self._shared.holds, *found.reserved) if found.reserved else self._shared.holds
+        self._use = self._shared.use
         self._jobs: dict[str, Job] = {}
         self._claimed: dict[str, dict[str, int]] = {}
         self._avoided: dict[str, AvoidedTrays] = {}
@@ -209,15 +322,16 @@ class SitePlanner:
         def as_named(holds: Iterable[TrayHold]) -> tuple[TrayHold, ...]:
             return tuple(replace(hold, owner=own.get(hold.owner, hold.owner)) for hold in holds)
 
-        self._observed, self._holds = as_named(self._observed), as_named(self._holds)
-        devices = self._found.devices
-        owners = {claim: own.get(owner, owner) for claim, owner in devices.owners.items()}
-        self._found = replace(self._found, devices=replace(devices, owners=owners))
-        self._use = NodeUse(self._found.state, own)
-        self._use.add_held(self._holds)
+        if not self._is_shared or any(hold.owner in own for hold in self._holds):
+            self._observed, self._holds = as_named(self._observed), as_named(self._holds)
+            devices = self._found.devices
+            owners = {claim: own.get(owner, owner) for claim, owner in devices.owners.items()}
+            self._found = replace(self._found, devices=replace(devices, owners=owners))
+            self._use = NodeUse(self._found.state, own)
+            self._use.add_held(self._holds)
         for job in jobs:
             self._classes.check(job)
-            self._avoided[job.name] = trays_avoided_by(job, self._found.state)
+            self._avoided[job.name] = self._shared.neighbours.avoided_by(job)
         moves = self._rearrange(jobs)
         gangs = [self._gang(job) for job in jobs]
         ranked = sorted(zip(jobs, gangs, strict=True), key=lambda pair: -pair[1].priority)
@@ -280,7 +394,7 @@ class SitePlanner:
         if trays:
             kinds = {kind: claims for job, _ in ranked for kind, claims in self._claims_of(job).items()}
             site = self._with_claim_capacity(PlacementSite(trays[0], self._holds), kinds)
-        found = plan_batch(site, [gang for _, gang in ranked], each)
+        found = plan_batch(self._shared.view(site), [gang for _, gang in ranked], each)
         for plan in found:
             self._reserve(plan, next(pair for pair in ranked if pair[1].name == plan.gang))
         return {plan.gang: plan for plan in found}
@@ -309,7 +423,12 @@ class SitePlanner:
     def _bounded(self, job: Job, gang: Gang, site: PlacementSite | None = None) -> tuple[PlacementSite, Gang]:
         """Site and gang with the groups bounded by CPU and memory, where these bind."""
         asked = {group.name: group.need.requests for group in job.groups}
-        return with_node_resources(site or self._capacity_for(job), gang, asked, self._use)
+        site = site or self._capacity_for(job)
+        if self._use is self._shared.use and not self._shared.are_bounded(
+            self._shared.view(site), gang, asked
+        ):
+            return site, gang
+        return with_node_resources(site, gang, asked, self._use)
 
     def _site_with_free_cliques(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
         """Cliques that no other job of its kind has, planned or running."""
@@ -319,14 +438,18 @@ class SitePlanner:
 
     def _reserve(self, plan: GangPlan, of: tuple[Job, Gang]) -> None:
         site = self._site_of_job(of[0])
+        self.placed.append(PlacedJob(job=of[0], gang=of[1], plan=plan, site=site))
+        if self._is_shared:
+            return
         asked = {group.name: group.need.requests for group in of[0].groups}
         for seat in plan.seats:
             self._use.add(seat.tray, plan.gang, asked[seat.group])
         self._holds = with_plan_reserved(site, of[1], plan).holds
-        self.placed.append(PlacedJob(job=of[0], gang=of[1], plan=plan, site=site))
 
     def _answer(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> JobAnswer:
-        request, plan = self._request, plans.get(gang.name)
+        request, plan, viewer = self._request, plans.get(gang.name), self._found.viewer
+        if plan is not None and viewer is not None:
+            return JobAnswer(job=job.name, plan=plan)
         site = self._capacity_for(job)
         if plan is None and request.exclusive_topology:
             site = self._site_with_free_cliques(job, plans)
@@ -334,7 +457,13 @@ class SitePlanner:
                 return refused
         if plan is None:
             site, bounded = self._bounded(job, gang, site)
-            return _refused_answer(job, bounded, site, plans, request.labels)
+            if viewer is None:
+                return _refused_answer(job, bounded, site, plans, request.labels)
+            from rackloom.core.place.gang_fixes import describe_shortage
+
+            ground = capacity_for(self._shared.view(site), bounded)
+            blocked = describe_shortage(ground, bounded, request.labels.clique, viewer)
+            return JobAnswer(job=job.name, plan=None, blocked=blocked)
         down = DEFAULT_DOWN if request.down is None else request.down
         notes = list(plan_notes(job, gang, plan, site, request.labels, down))
         # The pod template of a launcher may lack the tolerations of the workers that it is beside.
@@ -361,8 +490,12 @@ class SitePlanner:
 
         # The holds before the moves show whose devices the moves free.
         before = PlacementSite(site.trays, self._observed)
-        found = with_claim_capacity(before, self._found.devices, kinds)
-        return PlacementSite(found.trays, site.holds)
+        trays = self._shared.trays(
+            ("rooms", msgspec.json.encode(kinds)),
+            lambda: with_claim_capacity(before, self._found.devices, kinds).trays,
+            site.trays,
+        )
+        return PlacementSite(trays, site.holds)
 
     def _site_of_job(self, job: Job) -> PlacementSite:
         """The site as the members with devices may use it."""
@@ -410,18 +543,16 @@ class SitePlanner:
         self, group: JobGroup | None, job: str, tolerations: tuple[Toleration, ...] = ()
     ) -> PlacementSite:
         """The site as pods of a group may use it, without the trays that are left out."""
-        known = self._jobs.get(job)
-        site = placement_site(
-            self._found.state,
-            counted=known is not None and any(share.need.gpus for share in known.groups),
-            claimed=known is not None and any(self._gpus_by_kind(known).values()),
-            tolerations=group.need.tolerations if group else tolerations,
-            rule=group.need.rule if group else NodeRule(),
-            avoided=self._avoided.get(job, {}).get(group.name) if group else None,
+        known, state = self._jobs.get(job), self._found.state
+        counted = known is not None and any(share.need.gpus for share in known.groups)
+        claimed = known is not None and any(self._gpus_by_kind(known).values())
+        tolerations = group.need.tolerations if group else tolerations
+        rule = group.need.rule if group else NodeRule()
+        avoided = self._avoided.get(job, {}).get(group.name) if group else None
+        trays = self._shared.open_trays(
+            state, counted=counted, claimed=claimed, tolerations=tolerations, rule=rule, avoided=avoided
         )
-        return with_trays_closed(
-            PlacementSite(site.trays, self._holds), self._request.without_trays, "left out"
-        )
+        return with_trays_closed(PlacementSite(trays, self._holds), self._request.without_trays, "left out")
 
 
 def _refused_answer(
@@ -430,7 +561,6 @@ def _refused_answer(
     """What blocks the job, `plans` of other jobs included, and what helps."""
     # What explains takes as long to load as what plans.
     from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, partition_advice
-    from rackloom.core.place.search.site_view import capacity_for
 
     effort = SearchBudget()
     # Explain without the plans of lower priority. If the gang fits then, it is them that block it.

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from rackloom.claim.cluster.gang_placer import GangCaches
 from rackloom.claim.cluster.kueue_controller import KueueController
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.core.cluster import names
@@ -25,7 +26,7 @@ from rackloom.core.cluster.objects import (
     has_condition,
     metav1_time,
 )
-from rackloom.core.gangs.snapshot import GangSettings
+from rackloom.core.gangs.snapshot import BesideKueue, GangSettings
 from rackloom.core.kueue.plans import CONTROLLER_NAME
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi
@@ -102,10 +103,10 @@ class KueueSite:
         await self.user.create(ADMISSION_CHECK, obj)
 
     def start(self, api=None):
-        controller = KueueController(
-            api or DirectApi(self.kube, "controller"), loop_wall_time, self.rng, self.settings
-        )
-        self.controller = asyncio.create_task(controller.run())
+        api = api or DirectApi(self.kube, "controller")
+        caches = GangCaches(api, self.rng, self.settings, BesideKueue(has_plans=True))
+        controller = KueueController(api, loop_wall_time, self.rng, self.settings, caches)
+        self.controller = asyncio.create_task(_run_together(controller, caches))
 
     async def kill(self):
         self.controller.cancel()
@@ -164,6 +165,14 @@ class KueueSite:
             await asyncio.sleep(0.5)
         found = (await self.user.list(WORKLOAD)).items
         raise AssertionError(f"did not come true; workloads: {[obj.get('status') for obj in found]}")
+
+
+async def _run_together(controller, caches):
+    """The gang controller runs the informers where both are at work."""
+    async with asyncio.TaskGroup() as tasks:
+        for informer in caches.informers:
+            tasks.create_task(informer.run())
+        tasks.create_task(controller.run())
 
 
 def pod_set(
