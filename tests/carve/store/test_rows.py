@@ -5,7 +5,16 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import (
+    count_rows,
+    delete_and_count,
+    delete_rows,
+    find_row,
+    has_row,
+    insert_row,
+    update_and_count,
+    update_rows,
+)
 
 ROWS = sa.Table("rows", sa.MetaData(), sa.Column("id", sa.Integer), sa.Column("name", sa.String))
 
@@ -23,9 +32,9 @@ def conn() -> Iterator[sa.Connection]:
 
 def test_rows_are_found_counted_changed_and_deleted_by_their_values(conn: sa.Connection) -> None:
     assert find_row(conn, ROWS, id=1).name == "first"
-    assert update_rows(conn, ROWS, {"name": "first"}, name="changed") == 1
+    assert update_and_count(conn, ROWS, {"name": "first"}, name="changed") == 1
     assert (has_row(conn, ROWS, name="first"), count_rows(conn, ROWS, name="changed")) == (False, 1)
-    assert delete_rows(conn, ROWS, id=1) == 1
+    assert delete_and_count(conn, ROWS, id=1) == 1
     assert count_rows(conn, ROWS) == 1
 
 

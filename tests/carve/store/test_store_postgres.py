@@ -166,14 +166,20 @@ def test_a_connection_lost_in_the_middle_of_the_work_costs_another_run(
 
 
 def test_a_commit_whose_answer_is_lost_is_unknown_and_not_repeated(
-    postgres_server: Any, postgres_url: str
+    postgres_server: Any, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[None] = []
+    commit = postgres._commit
 
     def work(conn: sa.Connection) -> None:
         journal.increment_revisions(conn, ["d"])
         runs.append(None)
-        sa.event.listen(conn, "commit", lambda _: end_connections(postgres_server, postgres_url))
+
+    def commit_on_lost_connection(conn: sa.Connection) -> None:
+        end_connections(postgres_server, postgres_url)
+        commit(conn)
+
+    monkeypatch.setattr(postgres, "_commit", commit_on_lost_connection)
 
     async def main() -> None:
         store = await Store.connect(postgres_url)

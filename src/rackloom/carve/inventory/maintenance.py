@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from rackloom.carve.partitions import intent
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.prepared import delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_and_count, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import cordon as cordon_table
 from rackloom.carve.store.schema import drain as drain_table
 from rackloom.carve.store.schema import instance
@@ -51,7 +51,7 @@ def uncordon_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder)
     machine = catalog.get_machine(conn, machine_id)
     if intent.active_drains(conn, [machine_id]):
         raise Rejected(RefusalKind.CONFLICT, "Machine is drained", nearest_fix="end its drain first")
-    if not delete_rows(conn, cordon_table, machine_id=machine_id):
+    if not delete_and_count(conn, cordon_table, machine_id=machine_id):
         raise conflict("Machine is not cordoned")
     journal.record_status(conn, machine_id, machine.status, "uncordoned", order.now)
     journal.record_operator_step(conn, Step.UNCORDON, machine_id, machine.domain, order)

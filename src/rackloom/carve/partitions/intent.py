@@ -25,6 +25,7 @@ from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.prepared import (
     PreparedStatement,
+    delete_and_count,
     delete_rows,
     find_row,
     has_row,
@@ -267,7 +268,7 @@ def pause_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Chan
 def resume_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[None]:
     """Begin operations in `domain` again."""
     _check_domain_known(conn, domain)
-    if not delete_rows(conn, domain_pause, domain=domain):
+    if not delete_and_count(conn, domain_pause, domain=domain):
         raise conflict("NVLink Domain is not paused")
     journal.record_operator_step(conn, Step.RESUME, domain, domain, order)
     return Changed(None, journal.increment_revisions(conn, [domain]))

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.reconcile.records import Lease
-from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_and_count, update_rows
 from rackloom.carve.store.schema import domain_lease as lease_table
 from rackloom.carve.store.schema import replica
 
@@ -93,7 +93,7 @@ def take_share(conn: sa.Connection, holder: str, now: float, until: float) -> tu
     """
     # Silent replicas go first, so that the share counts only those that are alive.
     conn.execute(sa.delete(replica).where(replica.c.until <= now))
-    if not update_rows(conn, replica, {"holder": holder}, until=until):
+    if not update_and_count(conn, replica, {"holder": holder}, until=until):
         insert_row(conn, replica, holder=holder, until=until)
     mine = _share_of_endpoints(conn, endpoints.all_endpoints(conn), holder, now)
     held = leases_held_by(conn, holder, now)

@@ -250,13 +250,28 @@ EVENT_DELETED = "Deleted"
 """Status in the last event of an object; no object has it."""
 
 
-_INSERT_EVENT = PreparedStatement(sa.insert(tenant_event), *tenant_event.c.keys())
-_ADVANCE_COUNTER = PreparedStatement(
-    sa.update(event_counter)
-    .where(event_counter.c.tenant_id == sa.bindparam("tenant"))
-    .values(newest=event_counter.c.newest + sa.bindparam("more"))
-    .returning(event_counter.c.newest)
+# The counter advances last: databases differ in whether the parts of one statement see each other's changes.
+_this_tenant = sa.bindparam("of", type_=sa.String)
+_more = sa.bindparam("more", type_=sa.Integer)
+_counter = sa.select(event_counter.c.newest).where(event_counter.c.tenant_id == _this_tenant)
+_newest = sa.func.coalesce(_counter.scalar_subquery(), 0)
+_INSERT_EVENT = PreparedStatement(
+    sa.insert(tenant_event).values(number=_newest + _more),
+    *(column.key for column in tenant_event.c if column.key != "number"),
 )
+_DELETE_OLD_EVENTS = PreparedStatement(
+    sa.delete(tenant_event).where(
+        tenant_event.c.tenant_id == _this_tenant,
+        tenant_event.c.number <= _newest + _more - MAX_TENANT_EVENTS,
+    ),
+    is_apart=True,
+)
+_upsert = sa.insert(event_counter).values(tenant_id=_this_tenant, newest=_more)
+# Both databases write this alike, and SQLAlchemy has an insertion of its own for each of them.
+_upsert._post_values_clause = sa.text(
+    "ON CONFLICT (tenant_id) DO UPDATE SET newest = event_counter.newest + excluded.newest"
+)
+_ADVANCE_COUNTER = PreparedStatement(_upsert)
 
 
 class EventKind(StrEnum):
@@ -291,18 +306,20 @@ def publish_events(conn: sa.Connection, tenant_id: str, notes: Sequence[EventNot
     """Append `notes` to the tenant's events; the oldest beyond `MAX_TENANT_EVENTS` are deleted."""
     if not notes:
         return
-    newest = _next_event_numbers(conn, tenant_id, len(notes))
     rows = [
-        {"tenant_id": tenant_id, "number": number, "created": now, **msgspec.structs.asdict(note)}
-        for number, note in enumerate(notes, newest - len(notes) + 1)
+        {
+            "of": tenant_id,
+            "tenant_id": tenant_id,
+            "more": more,
+            "created": now,
+            **msgspec.structs.asdict(note),
+        }
+        for more, note in enumerate(notes, 1)
     ]
+    all_of_them = [{"of": tenant_id, "more": len(notes)}]
+    _DELETE_OLD_EVENTS.change_each(conn, all_of_them)
     _INSERT_EVENT.change_each(conn, rows)
-    if newest > MAX_TENANT_EVENTS:
-        conn.execute(
-            sa.delete(tenant_event).where(
-                tenant_event.c.tenant_id == tenant_id, tenant_event.c.number <= newest - MAX_TENANT_EVENTS
-            )
-        )
+    _ADVANCE_COUNTER.change_each(conn, all_of_them)
 
 
 def record_and_publish(conn: sa.Connection, tenant_id: str, note: EventNote, now: float) -> None:
@@ -313,12 +330,17 @@ def record_and_publish(conn: sa.Connection, tenant_id: str, note: EventNote, now
 
 def record_and_publish_new(
     conn: sa.Connection, tenant_id: str, notes: Sequence[EventNote], now: float
-) -> None:
-    """As `record_and_publish`, for the first `notes` of an object that was just created."""
-    begin_histories(
-        conn, [StatusEntry(note.object_id, note.status, note.message or "") for note in notes], now
-    )
+) -> Sequence[StatusRecord]:
+    """As `record_and_publish`, for the first `notes` of an object that was just created.
+
+    Returns its history, newest first.
+    """
+    entries = [StatusEntry(note.object_id, note.status, note.message or "") for note in notes]
+    begin_histories(conn, entries, now)
     publish_events(conn, tenant_id, notes, now)
+    return [
+        StatusRecord(entry.object_id, entry.status, entry.message, now, now) for entry in reversed(entries)
+    ]
 
 
 def events_after(conn: sa.Connection, tenant_id: str, number: int, limit: int) -> tuple[TenantEvent, ...]:
@@ -340,14 +362,6 @@ def newest_event_number(conn: sa.Connection, tenant_id: str) -> int:
     """Number of the tenant's newest event; 0 before the first."""
     found = conn.execute(sa.select(event_counter.c.newest).where(event_counter.c.tenant_id == tenant_id))
     return found.scalar_one_or_none() or 0
-
-
-def _next_event_numbers(conn: sa.Connection, tenant_id: str, more: int) -> int:
-    advanced = _ADVANCE_COUNTER.one_or_none(conn, {"tenant": tenant_id, "more": more})
-    if advanced is None:
-        conn.execute(sa.insert(event_counter).values(tenant_id=tenant_id, newest=more))
-        return more
-    return int(advanced[0])
 
 
 # Operator steps.

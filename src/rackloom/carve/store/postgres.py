@@ -46,14 +46,14 @@ from typing import Any, TypeVar
 import asyncpg
 import sqlalchemy as sa
 import structlog
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres_fault
 from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
 from rackloom.carve.store.journal import CAUSE_CHANNEL, INTENT_CHANNEL
 from rackloom.carve.store.migrate import migrate_to_head
 from rackloom.carve.store.postgres_hosts import PostgresServers
-from rackloom.carve.store.prepared import PreparedCommand
+from rackloom.carve.store.prepared import PreparedCommand, defer_changes, run_changes
 from rackloom.errors import Retry, Unknown
 
 # Transactions with retries.
@@ -73,13 +73,14 @@ FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.002, 0.5
 replicas which met do not meet again. All delays together take about two seconds."""
 ATTEMPT_SECONDS = 10.0
 """After that no attempt begins: a server that is silent costs each one its whole timeout."""
-WRITE_OPTIONS: Mapping[str, Any] = {"isolation_level": "SERIALIZABLE"}
+WRITE_OPTIONS: Mapping[str, Any] = {"isolation_level": "AUTOCOMMIT"}
+"""`_write_once` sends the commands of a transaction itself, because it sends several of them at a time."""
 READ_OPTIONS: Mapping[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 MIGRATE_OPTIONS: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
 """A replica that waited for the migration lock must see the migrated schema."""
 
-_WRITER_LOCK = "LOCK TABLE alembic_version IN EXCLUSIVE MODE"
-"""Taken before a write transaction's snapshot, so each one sees what those before it did, on any replica.
+_BEGIN = PreparedCommand("BEGIN ISOLATION LEVEL SERIALIZABLE; LOCK TABLE alembic_version IN EXCLUSIVE MODE")
+"""The lock comes before the snapshot: each transaction sees what those before it did, on any replica.
 The table is the one that nothing ever changes but a migration, which writers must not overtake either."""
 
 _ROLLED_BACK = {"40001", "40P01", "55P03"}
@@ -125,26 +126,50 @@ async def run_with_retries(
 async def _run_once(engine: AsyncEngine, work: Callable[[sa.Connection], T], options: Mapping[str, Any]) -> T:
     async with engine.connect() as base:
         conn = await base.execution_options(**options)
-        transaction = await conn.begin()
         if options is WRITE_OPTIONS:
-            await conn.exec_driver_sql(_WRITER_LOCK)
+            return await conn.run_sync(_write_once, work)
+        transaction = await conn.begin()
         result = await conn.run_sync(work)
-        if options is READ_OPTIONS:
-            await transaction.commit()  # nothing was changed: what is lost is read again
-        else:
-            await _commit(transaction)
+        await transaction.commit()  # what a lost reading or migration leaves undone is done again
         return result
 
 
-async def _commit(transaction: AsyncTransaction) -> None:
+def _write_once(conn: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
+    defer_changes(conn)
+    conn.info[_HAS_SAVEPOINT] = False
     try:
-        await transaction.commit()
+        _BEGIN.run(conn)
+        result = work(conn)
+        run_changes(conn)
+    except BaseException:
+        _roll_back(conn)
+        raise
+    _commit(conn)
+    return result
+
+
+def _roll_back(conn: sa.Connection) -> None:
+    try:
+        defer_changes(conn)
+        _ROLL_BACK.run(conn)
+    except (sa.exc.SQLAlchemyError, OSError):
+        # The server rolls back what a lost connection has not committed.
+        conn.invalidate()
+
+
+def _commit(conn: sa.Connection) -> None:
+    try:
+        done = _COMMIT.run(conn)
     except (sa.exc.DBAPIError, OSError) as error:
         if _sqlstate(error) in _ROLLED_BACK or postgres_fault(error, write=True):
             raise
         # Whether it is durable cannot be known, so running it again could do it twice.
         log.error("store.commit-unknown", detail=str(error))
+        conn.invalidate()
         raise Unknown(UNKNOWN_COMMIT, since=time.time()) from error
+    if done != "COMMIT":
+        # PostgreSQL commits nothing after an error, and says so in this way only.
+        raise sa.exc.InvalidRequestError("a statement failed, and the work went on")
 
 
 def _is_retryable(error: Exception) -> bool:
@@ -306,20 +331,27 @@ GROUP_SECONDS = 0.05
 
 def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
     """Run `job` in a savepoint. Raises what leaves nothing of the transaction, or of the connection."""
-    _SAVEPOINT.run(conn)
+    if not conn.info[_HAS_SAVEPOINT]:
+        _SAVEPOINT.run(conn)
+        conn.info[_HAS_SAVEPOINT] = True
     try:
         result = job.work(conn)
+        run_changes(conn)
         # Fails where the work swallowed an error of a statement, after which PostgreSQL commits nothing.
-        _RELEASE.run(conn)
+        _NEXT_SAVEPOINT.run(conn)
     except Exception as error:
         if postgres_fault(error, write=True) or _is_retryable(error):
             raise
+        defer_changes(conn)
         conn.exec_driver_sql("ROLLBACK TO part")
         return None, error
     return result, None
 
 
-_SAVEPOINT, _RELEASE = PreparedCommand("SAVEPOINT part"), PreparedCommand("RELEASE part")
+_HAS_SAVEPOINT = "has_savepoint"
+_SAVEPOINT = PreparedCommand("SAVEPOINT part")
+_NEXT_SAVEPOINT = PreparedCommand("RELEASE part; SAVEPOINT part")
+_COMMIT, _ROLL_BACK = PreparedCommand("COMMIT"), PreparedCommand("ROLLBACK")
 
 
 # The backend.
@@ -405,7 +437,9 @@ class PostgresBackend:
         """One group after another, until nothing waits."""
         try:
             while (
-                group := CommitGroup.begin(self._waiting, _run_member, write=True, longest=GROUP_SECONDS)
+                group := CommitGroup.begin(
+                    self._waiting, _run_member, write=True, spares_savepoint=True, longest=GROUP_SECONDS
+                )
             ) is not None:
                 try:
                     await run_with_retries(self._engine, group.work, WRITE_OPTIONS)
@@ -431,9 +465,11 @@ def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:
 def _engine(url: str, session: Mapping[str, str], command_seconds: float | None) -> AsyncEngine:
     options = {"server_settings": dict(session), "command_timeout": command_seconds}
     servers = PostgresServers(url, options)
-    return create_async_engine(
+    engine = create_async_engine(
         "postgresql+asyncpg://", async_creator=servers.connect, pool_timeout=POOL_SECONDS
     )
+    sa.event.listen(engine.sync_engine, "before_cursor_execute", lambda conn, *_: run_changes(conn))
+    return engine
 
 
 def _migrate(conn: sa.Connection) -> None:

@@ -14,6 +14,11 @@ id fills up what is left: `IN` asks for a set.
 A statement that is completed for each execution, with defaults that SQLAlchemy fills in or with lists of
 values, runs as any other statement does.
 
+In a write transaction on PostgreSQL, changes without a result wait (`defer_changes`) and become one
+statement: each round trip costs this process more than the server. They run before the next statement that
+is not among them. Inside one statement no part sees what another writes, so a change of a table that waits
+already comes after it.
+
 Rows by the values of their columns: find, insert, update, delete.
 
 Each statement is built once for its table and columns (`prepared`): to build one costs more than most of its
@@ -22,8 +27,9 @@ A wanted value must not be None, because NULL equals nothing, and updates and de
 none of them may touch a whole table by mistake. Queries that join tables stay with their callers.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -31,6 +37,7 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.util import await_only
 
 from rackloom.carve.store.values import conflict, not_found
 
@@ -45,9 +52,13 @@ class PreparedStatement:
     One with a parameter that stands for a list of values has another text each time, and is not prepared.
     """
 
-    def __init__(self, statement: Statement, *values: str) -> None:
-        """`values` are the columns that an insertion or a change writes."""
+    def __init__(self, statement: Statement, *values: str, is_apart: bool = False) -> None:
+        """`values` are the columns that an insertion or a change writes.
+
+        One that `is_apart` touches no row that another change of its transaction touches.
+        """
         self._statement = statement
+        self._is_apart = is_apart
         self._values = values
         self._texts: dict[str, _StatementText] = {}
 
@@ -96,6 +107,7 @@ class PreparedStatement:
         if (found := self._texts.get(name)) is None:
             kind = _PostgresText if name == "postgresql" else _SqliteText
             found = self._texts[name] = kind(self._statement, self._values, conn.dialect)
+            found.is_apart = self._is_apart
         return found
 
 
@@ -105,17 +117,21 @@ class PreparedStatement:
 class _StatementText:
     """A statement as one kind of database gets it."""
 
+    is_apart = False
     number_type: int | None = None
     """What the driver calls the type of doubles, if SQLAlchemy asks for that."""
 
     def __init__(self, statement: Statement, values: Sequence[str], dialect: Dialect) -> None:
+        if isinstance(statement, sa.Insert):
+            # Otherwise SQLAlchemy would ask for the key of the new row, which nobody reads.
+            statement = statement.inline()
         made: Any = statement.compile(dialect=dialect, column_keys=list(values) or None)
         names = made.positiontup or ()
         self.is_constant = not (
             made.insert_prefetch or made.post_compile_params or made.literal_execute_params
         )
         self._dialect = dialect
-        self._text: str = made.string
+        self.text: str = made.string
         self._parameters: list[tuple[str, Converter | None]] = [
             (name, made.binds[name].type.dialect_impl(dialect).bind_processor(dialect)) for name in names
         ]
@@ -188,11 +204,11 @@ class _SqliteText(_StatementText):
 
     def change_each(self, conn: sa.Connection, rows: Iterable[Mapping[str, object]]) -> None:
         driver: Any = conn.connection.dbapi_connection
-        driver.executemany(self._text, [self._ordered(row) for row in rows])
+        driver.executemany(self.text, [self._ordered(row) for row in rows])
 
     def _execute(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Any:
         driver: Any = conn.connection.dbapi_connection
-        return driver.execute(self._text, self._ordered(parameters))
+        return driver.execute(self.text, self._ordered(parameters))
 
 
 class _PostgresText(_StatementText):
@@ -201,28 +217,38 @@ class _PostgresText(_StatementText):
     number_type = 701  # float8
 
     def __init__(self, statement: Statement, values: Sequence[str], dialect: Dialect) -> None:
-        if isinstance(statement, sa.Insert):
-            # Otherwise SQLAlchemy would ask for the key of the new row, which nobody reads.
-            statement = statement.inline()
         super().__init__(statement, values, dialect)
+
+        self.size = len(self._parameters)
+        self.written = getattr(statement, "table", None)
+        self._is_insertion = isinstance(statement, sa.Insert)
+        parts = sa.sql.visitors.iterate(statement)
+        self._tables = {self.written, *(part for part in parts if isinstance(part, sa.Table))}
 
     def change_each(self, conn: sa.Connection, rows: Iterable[Mapping[str, object]]) -> None:
         given = [self._ordered(row) for row in rows]
-        if len(given) == 1:
-            self._run(conn, lambda cursor: cursor.execute(self._text, given[0]))
+        waiting: list[_Change] | None = conn.info.get(_WAITING_CHANGES)
+        if waiting is not None and len(given) <= (MAX_MERGED_ROWS if self._is_insertion else 1):
+            others = (other.written for other, _ in waiting if not other.is_apart)
+            if not self.is_apart and not self._tables.isdisjoint(others):
+                run_changes(conn)
+            waiting.append((self, given))
+        elif len(given) == 1:
+            self._run(conn, lambda cursor: cursor.execute(self.text, given[0]))
         else:
-            self._run(conn, lambda cursor: cursor.executemany(self._text, given))
+            self._run(conn, lambda cursor: cursor.executemany(self.text, given))
 
     def _execute(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Any:
         given = self._ordered(parameters)
-        return self._run(conn, lambda cursor: cursor.execute(self._text, given))
+        return self._run(conn, lambda cursor: cursor.execute(self.text, given))
 
     def _run(self, conn: sa.Connection, run: Callable[[Any], object]) -> Any:
-        return _run_on_postgres(conn, self._text, run)
+        return _run_on_postgres(conn, self.text, run)
 
 
-def _run_on_postgres(conn: sa.Connection, text: str, run: Callable[[Any], object]) -> Any:
+def _run_on_postgres(conn: sa.Connection, text: str, run: Callable[[Any], T]) -> Any:
     """A cursor after `run`. Raises DBAPIError of SQLAlchemy, as any other statement."""
+    run_changes(conn)
     driver: Any = conn.connection.dbapi_connection
     cursor = driver.cursor()
     try:
@@ -238,14 +264,70 @@ def _run_on_postgres(conn: sa.Connection, text: str, run: Callable[[Any], object
 
 
 class PreparedCommand:
-    """A command of PostgreSQL without parameters and without a result."""
+    """Commands of PostgreSQL without parameters and without a result, in one round trip."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def run(self, conn: sa.Connection) -> None:
-        """Run it."""
-        _run_on_postgres(conn, self._text, lambda cursor: cursor.execute(self._text))
+    def run(self, conn: sa.Connection) -> str:
+        """Run them; returns the server's name of the last one that it did."""
+        done = [""]
+
+        def run(cursor: Any) -> None:
+            driver: Any = conn.connection.dbapi_connection
+            try:
+                done[0] = await_only(driver.driver_connection.execute(self._text))
+            except Exception as error:
+                driver._handle_exception(error)
+
+        _run_on_postgres(conn, self._text, run)
+        return done[0]
+
+
+# Changes that wait, on PostgreSQL.
+
+
+MAX_MERGED_ROWS = 4
+"""Of one insertion: the text of a merged statement depends on how many there are."""
+_WAITING_CHANGES = "waiting_changes"
+_Change = tuple[_PostgresText, list[list[object]]]
+_PARAMETER = re.compile(r"\$(\d+)")
+
+
+def defer_changes(conn: sa.Connection) -> None:
+    """From now on changes without a result wait, and none waits now."""
+    conn.info[_WAITING_CHANGES] = []
+
+
+def run_changes(conn: sa.Connection) -> None:
+    """Run the changes that wait, as one statement."""
+    if not (waiting := conn.info.get(_WAITING_CHANGES)):
+        return
+    changes: list[_Change] = waiting[:]
+    waiting.clear()
+    text = _merged(tuple((change.text, change.size, len(rows)) for change, rows in changes))
+    given = [value for _, rows in changes for row in rows for value in row]
+    _run_on_postgres(conn, text, lambda cursor: cursor.execute(text, given))
+
+
+@lru_cache(maxsize=1024)
+def _merged(changes: Sequence[tuple[str, int, int]]) -> str:
+    """One statement of several: the text of each, how many parameters it has, and for how many rows it is."""
+    merged, first = [], 0
+
+    def numbered(text: str) -> str:
+        return _PARAMETER.sub(lambda found: f"${int(found[1]) + first}", text)
+
+    for text, size, rows in changes:
+        head, values, row = text.rpartition(" VALUES ") if rows > 1 else ("", "", text)
+        shown = []
+        for _ in range(rows):
+            shown.append(numbered(row))
+            first += size
+        merged.append(f"{head}{values}{', '.join(shown)}")
+    *others, last = merged
+    before = ", ".join(f"change_{number} AS ({text})" for number, text in enumerate(others))
+    return f"WITH {before} {last}" if others else last
 
 
 # Listings by ids.
@@ -314,9 +396,9 @@ def require(row: T | None, message: str) -> T:
 
 
 def require_unused(existing: Any | None, message: str) -> None:
-    """Refuse a name or id that the row `existing` has."""
+    """Refuse a name or id that an object has: `existing` is its row or its id."""
     if existing is not None:
-        raise conflict(message, id=existing.id)
+        raise conflict(message, id=getattr(existing, "id", existing))
 
 
 def find_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> sa.Row[Any] | None:
@@ -337,17 +419,29 @@ def count_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
 
 def insert_row(conn: sa.Connection, table: sa.Table, **values: object) -> None:
     """Insert one row."""
-    _insert(table, *values).change(conn, values)
+    _insert(table, *values).change_each(conn, [values])
 
 
-def update_rows(conn: sa.Connection, table: sa.Table, wanted: Mapping[str, object], **values: object) -> int:
-    """Write `values` into the rows with the values `wanted`; returns how many there are."""
+def update_rows(conn: sa.Connection, table: sa.Table, wanted: Mapping[str, object], **values: object) -> None:
+    """Write `values` into the rows with the values `wanted`."""
     update = _update(table, tuple(wanted), tuple(values))
-    return update.change(conn, {**_parameters(wanted), **values})
+    update.change_each(conn, [{**_parameters(wanted), **values}])
 
 
-def delete_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
-    """Delete the rows with these values; returns how many there were."""
+def update_and_count(
+    conn: sa.Connection, table: sa.Table, wanted: Mapping[str, object], **values: object
+) -> int:
+    """As `update_rows`; returns how many rows there are."""
+    return _update(table, tuple(wanted), tuple(values)).change(conn, {**_parameters(wanted), **values})
+
+
+def delete_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> None:
+    """Delete the rows with these values."""
+    _delete(table, *wanted).change_each(conn, [_parameters(wanted)])
+
+
+def delete_and_count(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
+    """As `delete_rows`; returns how many rows there were."""
     return _delete(table, *wanted).change(conn, _parameters(wanted))
 
 

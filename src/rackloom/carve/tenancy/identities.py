@@ -21,11 +21,13 @@ import sqlalchemy as sa
 
 from rackloom.carve.store.prepared import (
     count_rows,
+    delete_and_count,
     delete_rows,
     find_row,
     insert_row,
     require,
     require_unused,
+    update_and_count,
     update_rows,
 )
 from rackloom.carve.store.schema import custom_role, identity_revision, service_account, service_account_key
@@ -92,7 +94,7 @@ def read_identities(conn: sa.Connection) -> Identities:
 
 def _changed(conn: sa.Connection, ids: IdFactory) -> None:
     revision = ids()
-    if not update_rows(conn, identity_revision, {"id": _REVISION_ID}, revision=revision):
+    if not update_and_count(conn, identity_revision, {"id": _REVISION_ID}, revision=revision):
         insert_row(conn, identity_revision, id=_REVISION_ID, revision=revision)
 
 
@@ -256,7 +258,7 @@ def create_key(
 
 def revoke_key(conn: sa.Connection, account_id: str, key_id: str, ids: IdFactory) -> None:
     """Revoke a key of an account."""
-    if not delete_rows(conn, service_account_key, id=key_id, account_id=account_id):
+    if not delete_and_count(conn, service_account_key, id=key_id, account_id=account_id):
         require(None, "Could not find Key with specified ID")
     _changed(conn, ids)
 
