@@ -1,7 +1,8 @@
 """REST: NVLink logical partitions, with their VPCs, interfaces and numbers of GPUs on request."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -17,6 +18,7 @@ from rackloom.carve.api.routing import Deps, DryRun, Page, Params, Row, Rows, Te
 from rackloom.carve.api.wire import Json
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
+from rackloom.carve.store.journal import StatusRecord
 from rackloom.carve.store.prepared import owned_by
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import nvlink_interface, vpc
@@ -133,7 +135,7 @@ async def create(
 
     def check(conn: sa.Connection) -> None:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        logical_partitions.check_new_logical_partition(conn, tenant_id, wanted, deps.clock())
+        logical_partitions.check_new_logical_partition(conn, tenant_id, wanted)
 
     if dry_run:
         await deps.store.read(check)
@@ -141,8 +143,10 @@ async def create(
 
     def create(conn: sa.Connection) -> Json:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        new = logical_partitions.create_logical_partition(conn, tenant_id, wanted, deps.clock(), deps.ids)
-        return _shown(conn, tenant_id, new)
+        row, history = logical_partitions.make_logical_partition(
+            conn, tenant_id, wanted, deps.clock(), deps.ids
+        )
+        return _shape(row, history)
 
     return routing.created_response(await deps.store.run(create))
 
@@ -178,8 +182,9 @@ def update(
 @router.delete(ONE, "delete-nvlink-logical-partition")
 def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> Changed[None]:
     """Delete a logical partition that nothing refers to."""
-    tenant_id = entitlements.tenant_id_of(conn, caller.org)
-    return logical_partitions.delete_logical_partition(conn, tenant_id, str(partition_id), deps.clock())
+    return logical_partitions.delete_logical_partition(
+        conn, None, str(partition_id), deps.clock(), caller.org
+    )
 
 
 @router.page(f"{ONE}/status-history", "get-nvlink-logical-partition-status-history", list[wire.StatusDetail])
@@ -213,15 +218,7 @@ def _shown(conn: sa.Connection, tenant_id: str, partition_id: str) -> Json:
 
 def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes, valid_from: float) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
-    shapes = [
-        wire.shape(
-            NVLinkLogicalPartition,
-            row,
-            nvlink_logical_partition_stats=None,
-            status_history=routing.status_history_shape(histories[row.id]),
-        )
-        for row in rows
-    ]
+    shapes = [_shape(row, histories[row.id]) for row in rows]
     routing.add_relations(conn, shapes, query.relations("Site", "Tenant"))
     if query.include_vpcs:
         by_id = {shape["id"]: shape for shape in shapes}
@@ -231,6 +228,15 @@ def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes, valid_fro
     if query.include_interfaces or query.include_stats:
         _add_interfaces(conn, shapes, query, latest.outdated_domains(conn, valid_from))
     return shapes
+
+
+def _shape(row: Any, history: Sequence[StatusRecord]) -> Json:
+    return wire.shape(
+        NVLinkLogicalPartition,
+        row,
+        nvlink_logical_partition_stats=None,
+        status_history=routing.status_history_shape(history),
+    )
 
 
 def _add_interfaces(

@@ -4,6 +4,7 @@ Clients of the wider API list subnets and prefixes when they start, so these rou
 lists.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
@@ -18,6 +19,7 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import Deps, DryRun, Page, Params, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
+from rackloom.carve.store.journal import StatusRecord
 from rackloom.carve.store.prepared import PreparedListing, owned_by
 from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
@@ -161,7 +163,7 @@ async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate, dry_run: DryR
 
     def check(conn: sa.Connection) -> None:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        logical_partitions.check_new_vpc(conn, tenant_id, wanted, deps.clock())
+        logical_partitions.check_new_vpc(conn, tenant_id, wanted)
 
     if dry_run:
         await deps.store.read(check)
@@ -169,8 +171,9 @@ async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate, dry_run: DryR
 
     def create(conn: sa.Connection) -> Json:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)
-        new = logical_partitions.create_vpc(conn, tenant_id, wanted, deps.clock(), deps.ids)
-        return get(conn, caller, UUID(new), routing.NO_QUERY)
+        row, history = logical_partitions.make_vpc(conn, tenant_id, wanted, deps.clock(), deps.ids)
+        default = None if row.default is None else wire.shape(wire.Summary, row.default)
+        return _shape(row, caller.org, default, history)
 
     return routing.created_response(await deps.store.run(create))
 
@@ -219,8 +222,7 @@ def get_history(
 @router.delete("/{vpcId}", "delete-vpc")
 def delete(conn: sa.Connection, deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> None:
     """Delete an empty VPC."""
-    tenant_id = entitlements.tenant_id_of(conn, caller.org)
-    logical_partitions.delete_vpc(conn, tenant_id, str(vpc_id), deps.clock())
+    logical_partitions.delete_vpc(conn, None, str(vpc_id), deps.clock(), caller.org)
 
 
 def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> None:
@@ -246,20 +248,24 @@ def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[
     partitions = {row.id: wire.shape(wire.Summary, row) for row in found}
     orgs = entitlements.orgs_by_id(conn, tenant, {row.tenant_id for row in rows})
     shapes = [
-        row.extra
-        | wire.shape(
-            Vpc,
-            row,
-            org=orgs[row.tenant_id],
-            controller_vpc_id=row.id,
-            nvlink_logical_partition_id=row.logical_partition_id,
-            nvlink_logical_partition_summary=partitions.get(row.logical_partition_id),
-            status_history=routing.status_history_shape(histories[row.id]),
-        )
+        _shape(row, orgs[row.tenant_id], partitions.get(row.logical_partition_id), histories[row.id])
         for row in rows
     ]
     routing.add_relations(conn, shapes, query.relations(*RELATIONS))
     return shapes
+
+
+def _shape(row: Any, org: str, default: Json | None, history: Sequence[StatusRecord]) -> Json:
+    shown = wire.shape(
+        Vpc,
+        row,
+        org=org,
+        controller_vpc_id=row.id,
+        nvlink_logical_partition_id=row.logical_partition_id,
+        nvlink_logical_partition_summary=default,
+        status_history=routing.status_history_shape(history),
+    )
+    return {**row.extra, **shown}
 
 
 LISTING = routing.Listing(

@@ -80,6 +80,11 @@ def tenant_id_of(conn: sa.Connection, org: str) -> str:
     return str(get_tenant(conn, org).id)
 
 
+def tenant_id_read(conn: sa.Connection, found: sa.Row[Any] | None, org: str) -> str:
+    """As `tenant_id_of`, from `found.caller` if a statement read it beside its own row."""
+    return str(found.caller) if found is not None and found.caller else tenant_id_of(conn, org)
+
+
 def ensure_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> sa.Row[Any]:
     """The tenant of `org`, made now if this is its first use. A provider may choose among its machines."""
     if find_tenant(conn, org) is None:
@@ -132,7 +137,12 @@ def ensure_provider(conn: sa.Connection, org: str, now: float, ids: IdFactory) -
 
 def own_row(conn: sa.Connection, table: sa.Table, tenant_id: str, object_id: str, kind: str) -> sa.Row[Any]:
     """The tenant's object. Raises Rejected: not found, or forbidden for another tenant's."""
-    found = require(find_row(conn, table, id=object_id), f"Could not find {kind} with specified ID")
+    return require_own(find_row(conn, table, id=object_id), tenant_id, kind)
+
+
+def require_own(row: sa.Row[Any] | None, tenant_id: str, kind: str) -> sa.Row[Any]:
+    """`row`, if it is the tenant's object. Raises Rejected as `own_row` does."""
+    found = require(row, f"Could not find {kind} with specified ID")
     if found.tenant_id != tenant_id:
         raise forbidden(f"{kind} is not owned by Tenant")
     return found
@@ -201,10 +211,13 @@ EVERYTHING_ALLOCATION = "everything"
 """Name of the allocation that an embedded service grants a tenant at its first request."""
 
 
+NO_ACCESS = "Tenant does not have access to Site"
+
+
 def check_site_access(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
     """Refuse a tenant that has no allocation at the site."""
     if not has_row(conn, allocation, tenant_id=tenant_id, site_id=site_id):
-        raise forbidden("Tenant does not have access to Site")
+        raise forbidden(NO_ACCESS)
 
 
 def allocation_uses(conn: sa.Connection, tenant_id: str, now: float) -> dict[str, AllocationUse]:
@@ -444,9 +457,13 @@ def check_object_quota(
     conn: sa.Connection, tenant_id: str, kind: QuotaKind, requested: int, now: float
 ) -> None:
     """Refuse `requested` more objects than the tenant may have."""
-    if requested == 0:
-        return
-    limit, current = _limit_and_use(conn, tenant_id, kind, now)
+    if requested:
+        check_limit(kind, requested, *_limit_and_use(conn, tenant_id, kind, now))
+
+
+def check_limit(kind: QuotaKind, requested: int, own_limit: int | None, current: int | None) -> None:
+    """Refuse `requested` more objects beside `current` ones. None: the default limit, and none yet."""
+    limit, current = DEFAULT_LIMITS[kind] if own_limit is None else own_limit, current or 0
     if current + requested > limit:
         raise forbidden(
             f"Tenant has reached the maximum number of {_NOUNS[kind]}."
@@ -459,9 +476,8 @@ def _value_of_kind(table: sa.Table) -> sa.ScalarSelect[Any]:
     return sa.select(table.c.value).where(of_tenant, table.c.kind == sa.bindparam("kind")).scalar_subquery()
 
 
-_LIMIT_AND_TOTAL = PreparedStatement(
-    sa.select(_value_of_kind(tenant_quota).label("limit"), _value_of_kind(tenant_total).label("total"))
-)
+_limit, _total = _value_of_kind(tenant_quota).label("limit"), _value_of_kind(tenant_total).label("total")
+_LIMIT_AND_TOTAL = PreparedStatement(sa.select(_limit, _total))
 
 
 def _limit_and_use(conn: sa.Connection, tenant_id: str, kind: QuotaKind, now: float) -> tuple[int, int]:
@@ -470,6 +486,35 @@ def _limit_and_use(conn: sa.Connection, tenant_id: str, kind: QuotaKind, now: fl
     if kind is QuotaKind.RESERVED_TRAYS:
         return limit, count_reserved_trays(conn, tenant_id, now)
     return limit, int(row.total or 0)
+
+
+def new_object_statement(namesake: sa.Select[Any]) -> PreparedStatement:
+    """What the rules of a new object ask of a site, in one statement; `site_for_new_object` runs it.
+
+    `namesake` selects the id of the object with the parameter `name` of the parameter `tenant`.
+    """
+    access = sa.exists().where(
+        allocation.c.tenant_id == sa.bindparam("tenant"), allocation.c.site_id == site.c.id
+    )
+    columns = (site, access.label("has_access"), namesake.scalar_subquery().label("namesake"), _limit, _total)
+    return PreparedStatement(sa.select(*columns).where(site.c.id == sa.bindparam("site")))
+
+
+def site_for_new_object(
+    conn: sa.Connection,
+    statement: PreparedStatement,
+    tenant_id: str,
+    site_id: str,
+    kind: QuotaKind,
+    name: str,
+) -> sa.Row[Any]:
+    """The site, with `namesake`, `limit` and `total`. Refused if the tenant cannot use it."""
+    given = {"tenant": tenant_id, "site": site_id, "kind": kind, "name": name}
+    found = require(statement.one_or_none(conn, given), "Could not find Site with specified ID")
+    catalog.check_site_registered(found)
+    if not found.has_access:
+        raise forbidden(NO_ACCESS)
+    return found
 
 
 def count_objects(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:

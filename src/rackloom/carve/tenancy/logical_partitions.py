@@ -16,6 +16,7 @@ returned. Nothing here acts on them.
 """
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,17 +24,16 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind as Event
-from rackloom.carve.store.journal import EventNote
+from rackloom.carve.store.journal import EventNote, StatusRecord
 from rackloom.carve.store.prepared import (
     PreparedStatement,
-    count_rows,
     delete_rows,
     find_row,
     insert_row,
     require_unused,
     update_rows,
 )
-from rackloom.carve.store.schema import instance, nvlink_interface, operation, owned_partition, vpc
+from rackloom.carve.store.schema import instance, nvlink_interface, operation, owned_partition, tenant, vpc
 from rackloom.carve.store.schema import logical_partition as partitions
 from rackloom.carve.store.values import Changed, IdFactory, RefusalKind, Rejected, Status, forbidden, invalid
 from rackloom.carve.tenancy import catalog, entitlements
@@ -52,11 +52,12 @@ _partition_exists = (
 _interface_exists = sa.select(nvlink_interface.c.id).where(
     nvlink_interface.c.logical_partition_id == partitions.c.id
 )
-_empty = sa.select(partitions).where(~_partition_exists.exists(), ~_interface_exists.exists())
+_is_empty = sa.and_(~_partition_exists.exists(), ~_interface_exists.exists())
 _this = sa.bindparam("partition", type_=sa.String)
 # Built once: every pass runs the first, and every deletion the others.
-_EMPTIED_PARTITIONS = PreparedStatement(_empty.where(partitions.c.status == Status.DELETING))
-_EMPTY_PARTITION = PreparedStatement(_empty.where(partitions.c.id == _this))
+_EMPTIED_PARTITIONS = PreparedStatement(
+    sa.select(partitions).where(_is_empty, partitions.c.status == Status.DELETING)
+)
 _DOMAINS = PreparedStatement(
     sa.select(owned_partition.c.domain).where(owned_partition.c.logical_partition_id == _this)
 )
@@ -71,9 +72,26 @@ _active = (
     )
 )
 _VPCS = PreparedStatement(_vpcs.order_by(vpc.c.id))
-_REFERENCES = PreparedStatement(
-    sa.select(_vpcs.exists().label("by_vpcs"), _active.scalar_subquery().label("by_instances"))
+_caller = sa.select(tenant.c.id).where(tenant.c.org == sa.bindparam("org")).scalar_subquery().label("caller")
+_DELETION = PreparedStatement(
+    sa.select(
+        partitions,
+        _vpcs.exists().label("by_vpcs"),
+        _active.scalar_subquery().label("by_instances"),
+        sa.exists().where(owned_partition.c.logical_partition_id == _this).label("by_partitions"),
+        _is_empty.label("is_empty"),
+        _caller,
+    ).where(partitions.c.id == _this)
 )
+_NEW_PARTITION = entitlements.new_object_statement(
+    sa.select(partitions.c.id).where(
+        partitions.c.tenant_id == sa.bindparam("tenant"), partitions.c.name == sa.bindparam("name")
+    )
+)
+
+
+NewObject = tuple[SimpleNamespace, Sequence[StatusRecord]]
+"""The columns of a new object, with the `default` of a VPC, and its history, newest first."""
 
 
 def find_logical_partition(conn: sa.Connection, partition_id: str) -> sa.Row[Any] | None:
@@ -98,29 +116,35 @@ def create_logical_partition(
     conn: sa.Connection, tenant_id: str, wanted: NewLogicalPartition, now: float, ids: IdFactory
 ) -> str:
     """A new logical partition, ready at once; returns its id."""
-    check_new_logical_partition(conn, tenant_id, wanted, now)
+    return str(make_logical_partition(conn, tenant_id, wanted, now, ids)[0].id)
+
+
+def make_logical_partition(
+    conn: sa.Connection, tenant_id: str, wanted: NewLogicalPartition, now: float, ids: IdFactory
+) -> NewObject:
+    """As `create_logical_partition`; returns its columns and its history."""
+    check_new_logical_partition(conn, tenant_id, wanted)
     new = ids()
-    row = {**msgspec.structs.asdict(wanted), "id": new, "tenant_id": tenant_id}
-    insert_row(conn, partitions, **row, status=Status.READY, created=now, updated=now)
+    row = {**msgspec.structs.asdict(wanted), "id": new, "tenant_id": tenant_id, "status": Status.READY}
+    row |= {"created": now, "updated": now}
+    insert_row(conn, partitions, **row)
     received = "received NVLink Logical Partition creation request, pending"
     notes = (
         EventNote(Event.LOGICAL_PARTITION, new, Status.PENDING, received),
         EventNote(Event.LOGICAL_PARTITION, new, Status.READY, "NVLink Logical Partition is ready for use"),
     )
-    journal.record_and_publish_new(conn, tenant_id, notes, now)
-    return new
+    return SimpleNamespace(**row), journal.record_and_publish_new(conn, tenant_id, notes, now)
 
 
-def check_new_logical_partition(
-    conn: sa.Connection, tenant_id: str, wanted: NewLogicalPartition, now: float
-) -> None:
+def check_new_logical_partition(conn: sa.Connection, tenant_id: str, wanted: NewLogicalPartition) -> None:
     """Refuse a logical partition that could not be made."""
-    site = catalog.get_site(conn, wanted.site_id)
-    catalog.check_site_registered(site)
-    entitlements.check_site_access(conn, tenant_id, site.id)
+    kind = entitlements.QuotaKind.LOGICAL_PARTITIONS
+    site = entitlements.site_for_new_object(
+        conn, _NEW_PARTITION, tenant_id, wanted.site_id, kind, wanted.name
+    )
     catalog.check_nvlink_enabled(site)
-    _check_name(conn, tenant_id, wanted.name)
-    entitlements.check_object_quota(conn, tenant_id, entitlements.QuotaKind.LOGICAL_PARTITIONS, 1, now)
+    require_unused(site.namesake, _PARTITION_NAME_IS_USED)
+    entitlements.check_limit(kind, 1, site.limit, site.total)
 
 
 def update_logical_partition(
@@ -167,12 +191,17 @@ def describe_instances(instance_ids: Sequence[str]) -> str:
 
 
 def delete_logical_partition(
-    conn: sa.Connection, tenant_id: str, partition_id: str, now: float
+    conn: sa.Connection, tenant_id: str | None, partition_id: str, now: float, org: str = ""
 ) -> Changed[None]:
-    """Begin the deletion of a logical partition that neither a VPC nor an instance refers to."""
-    partition, this = get_logical_partition(conn, tenant_id, partition_id), {"partition": partition_id}
-    (referred,) = _REFERENCES.all(conn, this)
-    if referred.by_vpcs:
+    """Begin the deletion of a logical partition that neither a VPC nor an instance refers to.
+
+    Without `tenant_id` it is that of the tenant of `org`.
+    """
+    this = {"partition": partition_id}
+    found = _DELETION.one_or_none(conn, {**this, "org": org})
+    tenant_id = tenant_id or entitlements.tenant_id_read(conn, found, org)
+    partition = entitlements.require_own(found, tenant_id, "NVLink Logical Partition")
+    if partition.by_vpcs:
         vpcs = [row.id for row in _VPCS.all(conn, this)]
         # The default cannot be cleared while instances use it, so these go first.
         fix = 'send "nvLinkLogicalPartitionId": "" in a PATCH of each of these VPCs'
@@ -184,18 +213,19 @@ def delete_logical_partition(
             data={"vpcIds": ", ".join(vpcs)},
             nearest_fix=fix,
         )
-    if referred.by_instances:
+    if partition.by_instances:
         raise invalid(
-            f"{referred.by_instances} active Instances are associated with this NVLink Logical Partition,"
+            f"{partition.by_instances} active Instances are associated with this NVLink Logical Partition,"
             " unable to delete"
         )
     received = "Received request for deletion, pending processing"
     begun = EventNote(Event.LOGICAL_PARTITION, partition_id, Status.DELETING, received)
     is_new = partition.status != Status.DELETING
-    touched = journal.increment_revisions(conn, [row.domain for row in _DOMAINS.all(conn, this)])
+    domains = [row.domain for row in _DOMAINS.all(conn, this)] if partition.by_partitions else []
+    touched = journal.increment_revisions(conn, domains)
     # The record of an empty partition goes at once. Another one waits until its last GPU is seen outside.
-    if (empty := _EMPTY_PARTITION.one_or_none(conn, this)) is not None:
-        _remove(conn, empty, [begun] if is_new else [], now)
+    if partition.is_empty:
+        _remove(conn, partition, [begun] if is_new else [], now)
     elif is_new:
         update_rows(conn, partitions, {"id": partition_id}, status=Status.DELETING, updated=now)
         journal.record_and_publish(conn, tenant_id, begun, now)
@@ -218,10 +248,26 @@ def _remove(conn: sa.Connection, partition: sa.Row[Any], before: Sequence[EventN
 
 def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:
     existing = find_row(conn, partitions, tenant_id=tenant_id, name=name)
-    require_unused(existing, "An NVLink Logical Partition with specified name already exists for Tenant")
+    require_unused(existing, _PARTITION_NAME_IS_USED)
+
+
+_PARTITION_NAME_IS_USED = "An NVLink Logical Partition with specified name already exists for Tenant"
 
 
 # VPCs.
+
+
+_NEW_VPC = entitlements.new_object_statement(
+    sa.select(vpc.c.id).where(
+        vpc.c.tenant_id == sa.bindparam("tenant"),
+        vpc.c.site_id == sa.bindparam("site"),
+        vpc.c.name == sa.bindparam("name"),
+    )
+)
+_instances = sa.select(sa.func.count()).where(instance.c.vpc_id == vpc.c.id).scalar_subquery()
+_HELD_VPC = PreparedStatement(
+    sa.select(vpc, _instances.label("instances"), _caller).where(vpc.c.id == sa.bindparam("vpc"))
+)
 
 
 def get_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
@@ -243,27 +289,32 @@ class NewVpc(msgspec.Struct, frozen=True, kw_only=True):
 
 def create_vpc(conn: sa.Connection, tenant_id: str, wanted: NewVpc, now: float, ids: IdFactory) -> str:
     """A new VPC; returns its id."""
-    new = wanted.id or ids()
-    wanted = msgspec.structs.replace(wanted, id=new)
-    check_new_vpc(conn, tenant_id, wanted, now)
+    return str(make_vpc(conn, tenant_id, wanted, now, ids)[0].id)
+
+
+def make_vpc(conn: sa.Connection, tenant_id: str, wanted: NewVpc, now: float, ids: IdFactory) -> NewObject:
+    """As `create_vpc`; returns its columns and its history."""
+    default = check_new_vpc(conn, tenant_id, wanted)
     row = {**msgspec.structs.asdict(wanted), "tenant_id": tenant_id, "status": Status.READY}
-    insert_row(conn, vpc, **row, created=now, updated=now)
-    note = EventNote(Event.VPC, new, Status.READY, "VPC is ready for use")
-    journal.record_and_publish_new(conn, tenant_id, [note], now)
-    return new
+    row |= {"id": wanted.id or ids(), "created": now, "updated": now}
+    insert_row(conn, vpc, **row)
+    note = EventNote(Event.VPC, row["id"], Status.READY, "VPC is ready for use")
+    history = journal.record_and_publish_new(conn, tenant_id, [note], now)
+    return SimpleNamespace(**row, default=default), history
 
 
-def check_new_vpc(conn: sa.Connection, tenant_id: str, wanted: NewVpc, now: float) -> None:
-    """Refuse a VPC that could not be made."""
-    site = catalog.get_site(conn, wanted.site_id)
-    catalog.check_site_registered(site)
-    entitlements.check_site_access(conn, tenant_id, site.id)
-    _check_vpc_name(conn, tenant_id, site.id, wanted.name)
+def check_new_vpc(conn: sa.Connection, tenant_id: str, wanted: NewVpc) -> sa.Row[Any] | None:
+    """Its default logical partition. Refuse a VPC that could not be made."""
+    kind = entitlements.QuotaKind.VPCS
+    site = entitlements.site_for_new_object(conn, _NEW_VPC, tenant_id, wanted.site_id, kind, wanted.name)
+    require_unused(site.namesake, _VPC_NAME_IS_USED)
+    default = None
     if wanted.logical_partition_id is not None:
-        _check_default_partition(conn, tenant_id, site, wanted.logical_partition_id)
-    entitlements.check_object_quota(conn, tenant_id, entitlements.QuotaKind.VPCS, 1, now)
+        default = _check_default_partition(conn, tenant_id, site, wanted.logical_partition_id)
+    entitlements.check_limit(kind, 1, site.limit, site.total)
     if wanted.id is not None:
         require_unused(find_row(conn, vpc, id=wanted.id), "A VPC with specified ID already exists")
+    return default
 
 
 def update_vpc(
@@ -301,34 +352,41 @@ def update_vpc(
 
 def set_virtualization(conn: sa.Connection, tenant_id: str, vpc_id: str, kind: str, now: float) -> None:
     """Store the network virtualization of a VPC without instances."""
-    row = get_vpc(conn, tenant_id, vpc_id)
-    _check_vpc_empty(conn, vpc_id, "unable to change its virtualization")
+    row = _empty_vpc(conn, tenant_id, vpc_id, "unable to change its virtualization")
     extra = row.extra | {"networkVirtualizationType": kind}
     update_rows(conn, vpc, {"id": vpc_id}, extra=extra, updated=now)
 
 
-def delete_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str, now: float) -> None:
-    """Remove a VPC that holds no instance."""
-    get_vpc(conn, tenant_id, vpc_id)
-    _check_vpc_empty(conn, vpc_id, "unable to delete")
+def delete_vpc(conn: sa.Connection, tenant_id: str | None, vpc_id: str, now: float, org: str = "") -> None:
+    """Remove a VPC that holds no instance. Without `tenant_id` it is that of the tenant of `org`."""
+    row = _empty_vpc(conn, tenant_id, vpc_id, "unable to delete", org)
     delete_rows(conn, vpc, id=vpc_id)
     journal.delete_histories(conn, [vpc_id])
-    journal.publish_events(conn, tenant_id, [EventNote(Event.VPC, vpc_id, journal.EVENT_DELETED)], now)
+    journal.publish_events(conn, row.tenant_id, [EventNote(Event.VPC, vpc_id, journal.EVENT_DELETED)], now)
 
 
-def _check_vpc_empty(conn: sa.Connection, vpc_id: str, unable: str) -> None:
-    if held := count_rows(conn, instance, vpc_id=vpc_id):
-        raise invalid(f"{held} Instances are associated with this VPC, {unable}")
+def _empty_vpc(
+    conn: sa.Connection, tenant_id: str | None, vpc_id: str, unable: str, org: str = ""
+) -> sa.Row[Any]:
+    found = _HELD_VPC.one_or_none(conn, {"vpc": vpc_id, "org": org})
+    tenant_id = tenant_id or entitlements.tenant_id_read(conn, found, org)
+    row = entitlements.require_own(found, tenant_id, "VPC")
+    if row.instances:
+        raise invalid(f"{row.instances} Instances are associated with this VPC, {unable}")
+    return row
 
 
 def _check_vpc_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
     existing = find_row(conn, vpc, tenant_id=tenant_id, site_id=site_id, name=name)
-    require_unused(existing, "A VPC with specified name already exists at Site")
+    require_unused(existing, _VPC_NAME_IS_USED)
+
+
+_VPC_NAME_IS_USED = "A VPC with specified name already exists at Site"
 
 
 def _check_default_partition(
     conn: sa.Connection, tenant_id: str, site: sa.Row[Any], logical_partition_id: str
-) -> None:
+) -> sa.Row[Any]:
     catalog.check_nvlink_enabled(site)
     partition = find_logical_partition(conn, logical_partition_id)
     if partition is None:
@@ -342,3 +400,4 @@ def _check_default_partition(
         raise forbidden("NVLink Logical Partition does not belong to the Site of the VPC")
     if partition.status != Status.READY:
         raise forbidden("NVLink Logical Partition is not in Ready state")
+    return partition
