@@ -82,7 +82,7 @@ def test_mistakes_of_usage_end_with_2(words, capsys, monkeypatch):
 def test_a_command_that_is_asked_for_help_tells_all_of_it():
     asked = rackloom("place", "--help").stdout
     assert "A job that does not fit is refused, with the blockers and the nearest fix" in asked
-    assert "Where whole jobs would go" not in asked
+    assert "Place whole jobs" not in asked
 
 
 def test_an_unknown_command_is_a_usage_error():

@@ -59,7 +59,7 @@ class Place(Connection):
 ConnectionParameters = Annotated[Connection, Parameter(name="*")]
 DEFAULT_CONNECTION = Connection()
 HERE = Place()
-Reason = Annotated[str, Parameter(name="--reason", help="Why; it is recorded.")]
+Reason = Annotated[str, Parameter(name="--reason", help="The reason, which is recorded.")]
 Domain = Annotated[str, Parameter(help="Domain uuid.")]
 MachineId = Annotated[str, Parameter(help="Machine id, name of its tray, or fabric GUID of a GPU.")]
 Serial = Annotated[str, Parameter(name="--chassis-serial", help="Serial number of the chassis.")]

@@ -17,7 +17,7 @@ from rackloom.cli.common import with_common_flags
 
 FOLLOW_SECONDS = 1.0
 
-app = App(name="audit", help="Who requested what, and what came of it.")
+app = App(name="audit", help="Requests of all users, with their results.")
 
 
 @app.command(name="export")

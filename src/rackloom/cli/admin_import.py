@@ -68,7 +68,7 @@ nico = App(name="nico", help="Take over from NVIDIA Infra Controller (NICo).")
 app.command(nico)
 
 
-PlanFile = Annotated[Path, FILE, Parameter(help="What `rackloom admin import nico plan --out` wrote.")]
+PlanFile = Annotated[Path, FILE, Parameter(help="A file of `rackloom admin import nico plan --out`.")]
 
 
 @nico.command(name="plan")

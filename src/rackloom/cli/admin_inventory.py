@@ -46,7 +46,7 @@ endpoint = App(name="endpoint", help="Switch controllers, by the chassis they sp
 credential = App(name="credential", help="Credentials of controllers.")
 ControllerKindName = Annotated[
     Literal["nmx-c", "nmx-m"] | None,
-    Parameter(help="What it speaks. The address says it: that of an NMX-M ends in /nmx/v1."),
+    Parameter(help="Its protocol, by default from the address: that of an NMX-M ends in /nmx/v1."),
 ]
 PasswordKind = Annotated[
     Literal["nmx-m"], Parameter(help="nmx-m: the only controllers that take a password.")
@@ -100,7 +100,7 @@ def browse(
     *,
     chassis_serial: Annotated[Serial, Parameter(help="Chassis whose controller is asked.")],
     operation: Annotated[
-        Literal["compute-node-info-list", "gpu-info", "gpu-info-list"], Parameter(help="What it is asked.")
+        Literal["compute-node-info-list", "gpu-info", "gpu-info-list"], Parameter(help="The request to send.")
     ],
     gpu_uid: Annotated[str, Parameter(help="Fabric GUID for gpu-info, decimal or 0x hexadecimal.")] = "0",
     at: ConnectionParameters = DEFAULT_CONNECTION,

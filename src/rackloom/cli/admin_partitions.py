@@ -202,7 +202,7 @@ def plan(
 
 @admin_command
 def apply(
-    file: Annotated[Path, FILE, Parameter(help="What `rackloom admin plan --to` wrote.")], *, at: Place = HERE
+    file: Annotated[Path, FILE, Parameter(help="A file of `rackloom admin plan --to`.")], *, at: Place = HERE
 ) -> int:
     """Carry out a plan. It is refused if fabric or intent have changed since the plan."""
     text = read_text(file, "write one with: rackloom admin plan --to FILE")

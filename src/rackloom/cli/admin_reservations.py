@@ -52,7 +52,7 @@ def reservation_create(
         tuple[str, ...], Parameter(help="A tray by its machine id; repeat it for each.", negative="")
     ] = (),
     instance_type: Annotated[str, Parameter(help="Id of the instance type of which trays are chosen.")] = "",
-    count: Annotated[int, Parameter(help="How many are chosen.")] = 0,
+    count: Annotated[int, Parameter(help="The number of trays to choose.")] = 0,
     domain: Annotated[str, Parameter(help="Choose only trays of this domain.")] = "",
     rack: Annotated[str, Parameter(help="Choose only trays of this rack.")] = "",
     span_domains: Annotated[

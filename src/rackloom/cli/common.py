@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 Format = Literal["table", "json", "yaml"]
-OUTPUT = Parameter(name=["--output", "-o"], help="How to print.")
+OUTPUT = Parameter(name=["--output", "-o"], help="The form of the output.")
 Output = Annotated[Format, OUTPUT]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 FILE = Parameter(name=["--file", "-f"])
@@ -45,7 +45,7 @@ Kubeconfig = Annotated[
     Path | None,
     Parameter(
         name="--kubeconfig",
-        help="How to reach the API server; default: the service account of this pod, else $KUBECONFIG, else "
+        help="The API server. Default: the service account of this pod, else $KUBECONFIG, else "
         "~/.kube/config.",
     ),
 ]

@@ -30,37 +30,37 @@ HELP = """One control plane for rack-scale GPU fabrics: carve, claim, prove.
 
 Where to begin:
 
-- anybody: `rackloom demo`, on simulated racks
+- new here: `rackloom demo`, on simulated racks
 - a tenant: `rackloom partition --help`
 - an operator of racks: `rackloom serve --help`, `rackloom doctor`
 - a platform engineer: `rackloom claim check FILE`, `rackloom place --help`
-- a performance engineer: `rackloom transfer run`
+- an inference engineer: `rackloom transfer run`
 
-Every command has `-q` (results and errors only) and `-v` (what is asked of
-which system); what prints data has `-o json` too. `rackloom help COMMAND`
-shows one command, `rackloom version` prints the version.
+Every command has `-q` (results and errors only) and `-v` (each request to
+another system). Commands that print data have `-o json`, too.
+`rackloom help COMMAND` shows one command, `rackloom version` the version.
 
 Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
 """
-# Help texts stand here because listing the commands must not import them.
+# Help texts are here because listing the commands must not import them.
 COMMANDS = (
-    ("demo", "rackloom.cli.site:demo", "Tell the whole story on simulated racks, each step verified."),
+    ("demo", "rackloom.cli.site:demo", "Carve, claim and prove on simulated racks, each step verified."),
     ("up", "rackloom.cli.site:up", "Run a site on simulated racks, on loopback."),
     ("token", "rackloom.cli.site:token", "Print a bearer token for such a simulated site."),
     ("partition", "rackloom.cli.tenant:partition_app", "Your logical NVLink partitions."),
     ("vpc", "rackloom.cli.tenant:vpc_app", "Your VPCs, which give instances their partition."),
-    ("instance", "rackloom.cli.tenant:instance_app", "Your instances: get machines, watch, give back."),
+    ("instance", "rackloom.cli.tenant:instance_app", "Your instances: create, watch and delete them."),
     ("machine", "rackloom.cli.tenant:machine_app", "The machines that you may see."),
-    ("type", "rackloom.cli.tenant:type_app", "The instance types that you may ask for."),
-    ("allocation", "rackloom.cli.tenant:allocation_app", "How many machines you were given."),
+    ("type", "rackloom.cli.tenant:type_app", "The instance types that you may request."),
+    ("allocation", "rackloom.cli.tenant:allocation_app", "The machines that are allocated to you."),
     ("examples", "rackloom.cli.examples:examples", "Write the examples of the documentation as files."),
     ("twin", "rackloom.cli.site:twin_app", "Replay incidents on the production code."),
-    ("doctor", "rackloom.cli.doctor:doctor", "What is wrong with a site, over all layers, and the fix."),
-    ("topology", "rackloom.cli.topology:app", "What is wired to what, on known machines and racks."),
-    ("claim", "rackloom.cli.claim:app", "What device claims would get here, and why not."),
-    ("place", "rackloom.cli.place:place", "Where whole jobs would go, or what blocks them."),
+    ("doctor", "rackloom.cli.doctor:doctor", "Find the faults of a site on all layers, and their fixes."),
+    ("topology", "rackloom.cli.topology:app", "Show the wiring of hosts, known machines and racks."),
+    ("claim", "rackloom.cli.claim:app", "Check, explain and allocate device claims without a cluster."),
+    ("place", "rackloom.cli.place:place", "Place whole jobs, or name the cause that blocks them."),
     ("transfer", "rackloom.cli.transfer:app", "Measure a KV-cache transfer and prove its path."),
-    ("nixl", "rackloom.cli.nixl:app", "Install NIXL, which transfers are measured with."),
+    ("nixl", "rackloom.cli.nixl:app", "Install NIXL, the library of measured transfers."),
     ("serve", "rackloom.cli.site:serve", "Run the site service on real switch controllers."),
     ("admin", "rackloom.cli.admin:app", "Operate a site: endpoints, machines, partitions, plans."),
     ("controller", "rackloom.cli.controller:controller", "Control the ComputeDomains of a cluster."),
@@ -72,7 +72,7 @@ COMMANDS = (
     (
         "webhook-certificates",
         "rackloom.cli.controller:webhook_certificates",
-        "Issue the webhook's certificate, and have it trusted.",
+        "Issue the webhook's certificate and its CA bundle.",
     ),
     ("crds", "rackloom.cli.controller:crds", "Print the CustomResourceDefinitions of the controller."),
     ("uninstall", "rackloom.cli.uninstall:uninstall", "Remove Rackloom from a cluster, in order."),

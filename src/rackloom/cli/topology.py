@@ -32,7 +32,7 @@ from rackloom.topology.join_key import Fact
 from rackloom.topology.machine import Gpu, Machine, Nic, PciePath
 from rackloom.topology.rack import RackProfile
 
-app = App(name="topology", help="What is wired to what, and how we know.")
+app = App(name="topology", help="The wiring of machines and racks, with the source of each fact.")
 
 _MAX_NAMES = 3
 """The number of interface names in one row."""

@@ -32,7 +32,7 @@ ReportOutput = Annotated[
     Literal["table", "json", "yaml", "html", "svg"],
     Parameter(
         name=["--output", "-o"],
-        help="How to print: html is one self-contained page, svg the matrix of GPUs and NICs.",
+        help="The form of the output: html is one self-contained page, svg the matrix of GPUs and NICs.",
     ),
 ]
 

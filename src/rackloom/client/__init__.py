@@ -38,8 +38,16 @@ if TYPE_CHECKING:
     from rackloom.client.exchange import Times as Times
     from rackloom.client.pages import Page as Page
 
-# The modules that define these names, those that import httpx2 last.
-_MODULES = ("call", "connection", "errors", "exchange", "events", "pages", "clients")
+_NAMES = {
+    "call": "Call PagedCall",
+    "clients": "AsyncClient Client",
+    "connection": "Connection",
+    "errors": "Conflict Missing NotDecided NotPermitted NotUnderstood OutcomeUnknown RequestRefused SignIn",
+    "events": "Event",
+    "exchange": "RetryPolicy Times",
+    "pages": "Page",
+}
+"""The names that each module defines."""
 
 if not TYPE_CHECKING:
 
@@ -47,8 +55,7 @@ if not TYPE_CHECKING:
         """Import the module of a name at its first use: importing httpx2 takes longer than a command."""
         if name in ("models", "operations"):
             return import_module(f"{__name__}.{name}")
-        for module in _MODULES if name.isalpha() else ():
-            found = vars(import_module(f"{__name__}.{module}"))
-            if name in found:
-                return found[name]
+        for module, names in _NAMES.items():
+            if name in names.split():
+                return getattr(import_module(f"{__name__}.{module}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
